@@ -30,15 +30,8 @@ def within(provider: str) -> AbstractContextManager[None]:
     """Where a provider's products are computed."""
     if provider in (OURS, MEANWHILE):
         return triton_gemm.use(first_calls="torch" if provider == MEANWHILE else "same bits")
-    _withdraw()
+    routing._unregister()  # torch's products as they are without this package; no other thread multiplies
     return nullcontext()
-
-
-def _withdraw() -> None:
-    """torch's products as they are without this package. `use()` leaves its kernels in their place where the process
-    has other threads, and each call that they pass on takes longer; here no other thread multiplies."""
-    with routing._lock:
-        routing._withdraw()
 
 
 def measure(work: Work, budget_s: float, timed: bool = True) -> dict[str, Any]:

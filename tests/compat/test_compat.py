@@ -105,6 +105,15 @@ def _watching() -> None:
     assert (addresses == pointers.data).all() and (masked == mask.data).all()
 
 
+def _grad_enabled() -> None:
+    assert compat.grad_enabled()
+    with torch.no_grad():
+        assert not compat.grad_enabled()
+    with torch.inference_mode(), torch.enable_grad():
+        assert not compat.grad_enabled()
+    assert torch.compile(lambda x: x + compat.grad_enabled(), fullgraph=True, backend="eager")(torch.ones(1)) == 2
+
+
 def _wrapper() -> None:
     assert not compat.is_wrapper(torch.ones(2))
     seen: list[bool] = []
@@ -314,17 +323,6 @@ def _decisions() -> None:
     assert found.static_argnum == sharding.ACTIVATION
 
 
-def _allocator() -> None:
-    """On CUDA by Inductor's function, of which the CPU has a twin."""
-    strided = torch.empty_strided((2, 3), (1, 4), dtype=torch.bfloat16)
-    found = compat.allocator(strided.shape, strided.stride(), strided.dtype, strided.device)()
-    twin = torch._C._dynamo.guards._empty_strided_cpu((2, 3), (1, 4), torch.bfloat16)
-    for made in (found, twin):
-        assert (made.shape, made.stride(), made.dtype) == (strided.shape, strided.stride(), strided.dtype)
-    on_cuda = compat.allocator((2, 3), (3, 1), torch.bfloat16, torch.device("cuda"))
-    assert on_cuda.func is torch._C._dynamo.guards._empty_strided_cuda  # type: ignore[attr-defined]
-
-
 def _devices() -> None:
     built = torch.backends.cuda.is_built()
     assert callable(compat.current_device) is callable(compat.current_stream) is built
@@ -387,11 +385,13 @@ def _extension() -> None:
     """Where headers are, and what is read at every call."""
     newer = hasattr(compat.launching.driver, "annotate_arguments")
     assert (compat.native_refused() is None) is newer
-    folders = [Path(x.removeprefix("-I")) for x in compat.native_command("c++") if x.startswith("-I")]
+    compiling, _ = compat.native_commands(["c++"], "made.so")
+    folders = [Path(x.removeprefix("-I")) for x in compiling[0] if x.startswith("-I")]
     for header in ("torch/csrc/autograd/python_variable.h", "ATen/core/Tensor.h", "cuda.h", "Python.h"):
         assert any((folder / header).exists() for folder in folders), header
-    compiler = compat.cxx_compiler()
-    assert compiler is None or compat.native_file(compiler) == compat.native_file(compiler)
+    assert compat.cxx_compiler() is None or len(compat.native_key()) == 32
+    with pytest.raises(ImportError):
+        compat.import_native(os.devnull)
     assert isinstance(torch._C._get_fp32_precision_getter("cuda", "matmul"), str)
     hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
     assert not newer or all(isinstance(hook.calls, list) for hook in hooks)
@@ -652,6 +652,7 @@ def _products() -> None:
     assert torch.equal(out, (a @ b).bfloat16())
 
 
+NATIVE = ("cxx_compiler", "import_native", "native_commands", "native_key", "native_refused", "set_up_native")
 USES: dict[str, Callable[[], None]] = {
     "library_of": _library_of,
     "before_withdrawal": _library_of,
@@ -672,7 +673,6 @@ USES: dict[str, Callable[[], None]] = {
     "aggregate": _aggregate,
     "JITFunction": _capture,
     "SingleLevelFunction": _single_level,
-    "allocator": _allocator,
     "below_autograd": _below_autograd,
     "compile_kernel": _capture,
     "current_device": _devices,
@@ -682,6 +682,7 @@ USES: dict[str, Callable[[], None]] = {
     "differentiates_forward": _forward,
     "dual": _forward,
     "forward_grad_enabled": _forward,
+    "grad_enabled": _grad_enabled,
     "forget_compiled": _elsewhere,
     "free_in_children": _forked,
     "context_of_backward": _backward,
@@ -702,7 +703,7 @@ USES: dict[str, Callable[[], None]] = {
     "launcher": _launcher,
     "left_out": _launcher,
     **dict.fromkeys(("bytes_of", "driver_launch", "takes"), _driver_launch),
-    **dict.fromkeys(("cxx_compiler", "load_native", "native_command", "native_file", "native_refused"), _extension),
+    **dict.fromkeys(NATIVE, _extension),
     "loading": _launcher,
     "occupy": _devices,
     "offer_to_inductor": _offer,

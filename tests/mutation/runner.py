@@ -32,7 +32,7 @@ NO_TEST = "no test"  # of the group's tests runs a line of the mutant's module
 # Files of tests, as `tests/selection/test_select.py` is "selection/select".
 CHOICES = (
     *("selection/select", "selection/bit_classes", "selection/batch_invariance", "runtime/plan", "runtime/policies"),
-    *("runtime/precompile", "reporting/explanation", "hardware/device_model"),
+    *("runtime/plan_launches", "runtime/precompile", "reporting/explanation", "hardware/device_model"),
 )
 TABLES = (
     *(
@@ -95,7 +95,8 @@ GROUPS = (
         "plan",
         (
             *("runtime/plan.py", "runtime/background.py", "runtime/stand_ins.py", "runtime/native.py"),
-            "functional/native_products.py",
+            *("runtime/native_build.py", "runtime/native_file.py", "runtime/interpreted_plan.py"),
+            *("functional/native_products.py", "functional/overrides.py"),
         ),
         (
             *CHOICES,
@@ -104,6 +105,7 @@ GROUPS = (
             "runtime/native",
             "runtime/native_products",
             "runtime/native_derivatives",
+            *("runtime/native_build", "runtime/native_file", "runtime/reentry", "runtime/worker_start"),
             "runtime/fast_path",
             "tuning/gpu_bench",
         ),
@@ -120,7 +122,7 @@ GROUPS = (
     Group(
         "kernels",
         tuple(f"kernels/{name}.py" for name in KERNELS),
-        tuple(f"kernels/{name}" for name in ("skinny", "fma", "reduction", "schedule", "warp_specialised")),
+        tuple(f"kernels/{name}" for name in ("skinny", "fma", "reduction", "scales", "schedule", "warp_specialised")),
         (
             *("kernels/portable", "kernels/gemv", "kernels/addresses"),
             *("functional/matmul", "functional/grouped", "functional/scaled_matmul"),

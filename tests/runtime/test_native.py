@@ -4,11 +4,8 @@ does not cover is Python's."""
 from __future__ import annotations
 
 import gc
-import os
-import shutil
 import struct
 import sys
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -345,7 +342,8 @@ def a_policy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @contextmanager
 def the_policy_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Where the context has none."""
-    monkeypatch.setattr(generation, "contexts", True)
+    monkeypatch.setattr(generation, "contexts", None)
+    generation.set_in_contexts()
     monkeypatch.setattr(policies, "backward_here", lambda: 1)
     context = copy_context()
     context.run(policies._context.set, policies.Policy("model"))
@@ -363,12 +361,21 @@ def a_hook(where: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         chain.remove(print)
 
 
+@contextmanager
+def an_assigned_hook(where: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, where, print)
+        yield
+
+
 STATES: dict[str, Any] = {
     "another number of the state": another_state,
     "a policy": a_policy,
     "a backward's policy": the_policy_of_a_backward,
     "a hook before launches": partial(a_hook, "launch_enter_hook"),
     "a hook after launches": partial(a_hook, "launch_exit_hook"),
+    "an assigned hook before launches": partial(an_assigned_hook, "launch_enter_hook"),
+    "an assigned hook after launches": partial(an_assigned_hook, "launch_exit_hook"),
 }
 
 
@@ -377,6 +384,7 @@ def test_another_state_is_python_s(call: Call, name: str, monkeypatch: pytest.Mo
     with STATES[name](monkeypatch):
         assert call.by_cpp() is None
         assert not call.driver.seen
+    assert "hook" not in name or call.by_cpp() is not None
 
 
 def test_a_policy_that_is_equal_is_the_same(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -555,113 +563,3 @@ def test_a_change_meanwhile_keeps_nothing(driver: fake_driver.Driver, monkeypatc
     call = Call(driver, *SMALL)
     call.plan()
     assert call.by_cpp() is None
-
-
-# --- Building it ---
-
-
-@pytest.fixture
-def new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A process that has a GPU and an empty cache, and has begun nothing."""
-    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(native, "_begun", False)
-    monkeypatch.setattr(native, "_module", None)
-    monkeypatch.setattr(native, "why_not", lambda: None)
-    monkeypatch.setattr(native, "address_of", lambda _: 0)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    return tmp_path / "native"
-
-
-def begun() -> str | None:
-    """Why there is no extension once the thread has ended that builds it."""
-    assert native.module() is None
-    for thread in threading.enumerate():
-        if thread.name == "triton_gemm native":
-            thread.join(100)
-    return native.state()
-
-
-def test_a_second_process_builds_nothing(extension: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new.mkdir()
-    shutil.copy(extension, new)
-    monkeypatch.setattr(native, "_compile", None)
-    assert begun() is None
-    assert native.module() is not None
-
-
-def test_what_was_built_is_loaded_at_once(extension: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_compile", None)
-    assert native.built() is None and not native._begun
-    new.mkdir()
-    shutil.copy(extension, new)
-    with monkeypatch.context() as patch:
-        patch.setattr(native, "why_not", lambda: "TRITON_GEMM_NATIVE is 0")
-        assert native.built() is None
-    assert native.built() is native.module() is not None
-    monkeypatch.setattr(native, "cxx_compiler", None)
-    assert native.built() is native.module()
-
-
-FAILURES = {
-    "a compiler that fails": ({"CXX": "false"}, "returned non-zero exit status"),
-    "no such compiler": ({"CXX": "/nowhere/c++"}, "No such file"),
-    "a cache that is a file": ({"TRITON_GEMM_CACHE_DIR": os.devnull}, "Not a directory"),
-}
-
-
-@pytest.mark.parametrize("name", FAILURES)
-def test_without_it_python_goes_on(name: str, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    variables, words = FAILURES[name]
-    for variable, value in variables.items():
-        monkeypatch.setenv(variable, value)
-    assert words in (begun() or "")
-    assert native.module() is None and not list(new.glob("*.so*"))
-
-
-def test_sources_that_do_not_compile_leave_nothing(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "native_command", lambda compiler: [compiler, "-x", "c++", "/nowhere/native.cpp"])
-    assert begun() == "compilation terminated."
-    assert not list(new.glob("*.so*"))
-
-
-def test_no_compiler(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "cxx_compiler", lambda: None)
-    assert begun() == "there is no C++ compiler: set CXX, or install g++"
-
-
-def test_calls_ask_for_it_until_there_is_none(
-    driver: fake_driver.Driver, new: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call = Call(driver, *SMALL)
-    monkeypatch.setattr(native, "_begin", lambda: None)
-    call.plan()
-    [known] = call.fast.calls.values()
-    assert native._begun and not known.offered
-    monkeypatch.setattr(native, "_why", "there is no C++ compiler")
-    call.take()
-    assert known.offered and call.fast.table is None
-
-
-def test_nothing_begins_while_a_graph_is_captured(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(native, "_begin", None)
-    assert native.module() is None and not native._begun
-
-
-def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for value, why in (("0", "TRITON_GEMM_NATIVE is 0"), ("1", None)):
-        native.enabled.cache_clear()
-        monkeypatch.setenv("TRITON_GEMM_NATIVE", value)
-        assert native.why_not() == why
-    native.enabled.cache_clear()
-    monkeypatch.setenv("TRITON_GEMM_NATIVE", "yes")
-    with pytest.raises(ValueError, match="must be 0 or 1, not 'yes'"):
-        native.why_not()
-    native.enabled.cache_clear()
-
-
-def test_a_child_begins_anew(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_begun", True)
-    native._forget()
-    assert not native._begun

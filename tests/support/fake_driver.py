@@ -19,7 +19,7 @@ from triton.backends.nvidia import driver as triton_driver
 from triton_gemm import compat
 from triton_gemm.functional import fast_path
 from triton_gemm.hardware.device import device_of_capability
-from triton_gemm.runtime import native, plan, policies
+from triton_gemm.runtime import native, native_build, plan, policies
 from triton_gemm.selection import generation
 
 HOPPER = device_of_capability((9, 0))
@@ -147,17 +147,18 @@ def tensor_map(address: int, **about: Any) -> bytes:
 
 def build(folder: Path) -> Path:
     """The extension, built in that folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_GEMM_CACHE_DIR", str(folder))
-        return native.build()
+    return native_build.build(folder)
 
 
 def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
     """Has plans of CPU tensors compile for Hopper, and launch by a driver that notes it; the extension is loaded."""
     driver = Driver()
-    context = (policies._context, policies.in_backward)
-    extension = compat.load_native(path, *driver.addresses, vars(generation), *context, driver.contexts.append)
-    patch.setattr(native, "_module", extension)
+    extension = compat.import_native(str(path))
+    compat.set_up_native(extension, policies._context, policies.in_backward, driver.contexts.append)
+    patch.setattr(generation, "_followers", [])
+    generation.follow(extension.follow)
+    patch.setattr(native_build, "_module", extension)
+    patch.setattr(native, "_launching", lambda: driver.addresses)
     patch.setattr(native, "parameter_sizes", driver.functions.get)
     patch.setattr(native, "ensure_context", lambda _: None)
     patch.setattr(native, "bytes_of", lambda found: found)

@@ -43,6 +43,7 @@ from .autograd import (
     context_of_backward,
     dual,
     forward_grad_enabled,
+    grad_enabled,
     increment_versions,
     single_level_autograd,
 )
@@ -62,7 +63,7 @@ from .compiler import (
     hash_triton_in_background,
     set_triton_hash,
 )
-from .devices import allocator, current_device, current_stream, occupy, stream_of_graph_trees
+from .devices import current_device, current_stream, occupy, stream_of_graph_trees
 from .dispatcher import (
     before_withdrawal,
     below_autograd,
@@ -100,7 +101,7 @@ from .launching import (
     tensor_maps,
 )
 from .locks import free_in_children
-from .native import cxx_compiler, load_native, native_command, native_file, native_refused
+from .native import cxx_compiler, import_native, native_commands, native_key, native_refused, set_up_native
 from .products import int_mm, scaled_mm
 from .torch_compile import hide_from_dynamo, offer_to_inductor
 from .tuner import Autotuner
@@ -121,7 +122,6 @@ __all__ = [
     "JITFunction",
     "SingleLevelFunction",
     "aggregate",
-    "allocator",
     "async_load",
     "backward_here",
     "before_withdrawal",
@@ -149,9 +149,11 @@ __all__ = [
     "forward_grad_enabled",
     "free_in_children",
     "from_cache",
+    "grad_enabled",
     "hash_triton",
     "hash_triton_in_background",
     "hide_from_dynamo",
+    "import_native",
     "in_transform",
     "increment_versions",
     "int_mm",
@@ -160,14 +162,13 @@ __all__ = [
     "launcher",
     "left_out",
     "library_of",
-    "load_native",
     "loading",
     "may_differ",
     "multiplies_block_scaled",
     "multiply_add",
     "must_dispatch",
-    "native_command",
-    "native_file",
+    "native_commands",
+    "native_key",
     "native_refused",
     "number",
     "occupy",
@@ -182,6 +183,7 @@ __all__ = [
     "round_to",
     "scaled_mm",
     "set_triton_hash",
+    "set_up_native",
     "share_sharding_decisions",
     "single_level_autograd",
     "stream_of_graph_trees",

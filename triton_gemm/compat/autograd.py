@@ -18,6 +18,12 @@ single_level_autograd = enable_single_level_autograd_function
 increment_versions: Callable[[Iterable[torch.Tensor]], None] = torch._C._increment_version
 
 
+def grad_enabled() -> bool:
+    """Whether autograd records here: not in inference mode, whatever `torch.enable_grad` says within. (Dynamo
+    cannot trace a look at that mode.)"""
+    return torch.is_grad_enabled() and (torch.compiler.is_dynamo_compiling() or not torch.is_inference_mode_enabled())
+
+
 def dual(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x without its tangent, and its tangent, if it has one: of torch's only level, whose number is 0."""
     primal, tangent = torch._VF._unpack_dual(x, level=0)

@@ -4,8 +4,7 @@ and a kernel that only waits."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,17 +12,6 @@ import torch
 # The current device's index, and the handle of its current stream; missing where torch was built without CUDA.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
-
-
-def allocator(
-    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Callable[[], torch.Tensor]:
-    """`torch.empty_strided` of these: on CUDA, whose device must be the current one, by the function that Inductor's
-    code calls, which takes half the time."""
-    make = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) if device.type == "cuda" else None
-    if make is not None:
-        return partial(make, tuple(shape), tuple(strides), dtype)
-    return partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)
 
 
 # Keeps the current stream busy for so many clocks of a multiprocessor.

@@ -3,7 +3,10 @@ that a compiler may not know yet, and what operators register, with DTensor's di
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,18 +19,29 @@ _WRAPPED = 0
 for _name in ("Python", "Functionalize", "Batched", "FuncTorchBatched", "FuncTorchGradWrapper", "ZeroTensor"):
     _WRAPPED |= torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_name)).raw_repr()  # type: ignore[arg-type]
 
+
+def _has_callbacks() -> Callable[[], bool]:
+    """at::hasCallbacks of torch's C++, which has no binding in Python: whether anything observes operators here, or in
+    all threads. Of a torch without it, whether a profiler runs in this thread."""
+    with suppress(OSError, AttributeError):
+        found = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))._ZN2at12hasCallbacksEv
+        found.restype, found.argtypes = ctypes.c_bool, ()
+        return found
+    return torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+
+
 _is_compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_profiles: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+_observed: Callable[[], bool] = _has_callbacks()
 _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 def must_dispatch() -> object:
-    """Whether a compiler, a dispatch mode, a tracer, a profiler or forward differentiation is active: it sees only what
-    goes through the dispatcher."""
-    return _is_compiling() or _dispatch_modes() or _tracing_state() or _profiles() or forward_ad._current_level >= 0
+    """Whether a compiler, a dispatch mode, a tracer, a profiler, another observer or forward differentiation is active:
+    it sees only what goes through the dispatcher."""
+    return _is_compiling() or _dispatch_modes() or _tracing_state() or _observed() or forward_ad._current_level >= 0
 
 
 # Whether one of torch.func's transforms is active.

@@ -36,32 +36,35 @@ def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Cal
     if cluster > 1:
         num_warps, _, shared = packed
         packed, grid = (num_warps, cluster, shared), (grid[0] // cluster, *grid[1:])
-    enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    runtime = triton.knobs.runtime  # whose hooks may be added to, and replaced, at any time
     x, y, z, cooperative, pdl = *grid, run.launch_cooperative_grid, run.launch_pdl
 
     def hooks(stream: int) -> tuple[Any, Any, Any]:
-        if not (enter.calls or leave.calls):
-            return None, None, None
-        return compiled.launch_metadata(grid, stream), enter, leave
+        enter, leave = _chain(runtime.launch_enter_hook), _chain(runtime.launch_exit_hook)
+        data = compiled.launch_metadata(grid, stream) if enter or leave else None
+        return data, enter, leave
 
     if not hasattr(run, "arg_annotations"):  # Triton 3.6
 
         def call_3_6(stream: int, arguments: Sequence[Any]) -> None:
-            watch = hooks(stream)
-            launch(x, y, z, stream, function, cooperative, pdl, None, None, packed, *watch, *arguments)
+            launch(x, y, z, stream, function, cooperative, pdl, None, None, packed, *hooks(stream), *arguments)
 
         return call_3_6
     signature = run.kernel_signature
     annotations = (driver.PyKernelArg(nested_tuple=None, type=driver.ARG_KERNEL),) * len(signature)
 
     def call(stream: int, arguments: Sequence[Any]) -> None:
-        data, before, after = hooks(stream) if enter.calls or leave.calls else (None, None, None)
         launch(
-            x, y, z, stream, function, cooperative, pdl, packed, data, before, after, None, None,
+            x, y, z, stream, function, cooperative, pdl, packed, *hooks(stream), None, None,
             annotations, signature, arguments,
         )  # fmt: skip
 
     return call
+
+
+def _chain(hook: Any) -> Any:
+    """What Triton's launcher is to call: a chain with hooks, or what a user has assigned in its place; else None."""
+    return hook if getattr(hook, "calls", hook) else None
 
 
 def left_out(compiled: Any) -> set[str]:

@@ -14,9 +14,16 @@ from typing import Any
 
 import torch
 
-from ..compat import allocator, current_device, free_in_children, in_transform, increment_versions, must_dispatch
+from ..compat import (
+    current_device,
+    free_in_children,
+    in_transform,
+    increment_versions,
+    must_dispatch,
+)
 from ..problem import PRODUCT, SUM, Request
 from ..runtime import native, plan
+from ..runtime.workspace import allocator
 
 # By what calls say: the derivative that C++ gives their results, of a @ b (1) or a @ b.T (2), with a bias or without.
 DERIVATIVES: dict[Hashable, int] = {"matmul": 1, "mm": 1, "addmm": 1, "triton_gemm::gemm": 1, "linear": 2}
@@ -65,7 +72,7 @@ class FastPath:
 
     def __init__(self, on_table: Callable[[Any, Any], None] | None = None) -> None:
         self._on_table = on_table
-        self._making = free_in_children(threading.Lock())
+        self._making = free_in_children(threading.RLock())
         self.calls: dict[Key, Known] = {}
         self.by_torch: dict[Key | None, str] = {}
         self.table: Any = None
@@ -93,7 +100,7 @@ class FastPath:
                 return None, c
         needs_grad = False
         if not dispatched:
-            grad = torch.is_grad_enabled()
+            grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
             for x in (a, b, *auxiliary) if out is None else (a, b, out, *auxiliary):
                 if type(x) not in PLAIN or x.is_neg():
                     return None, None
@@ -105,6 +112,8 @@ class FastPath:
                 return None, None
             key = said, plan.key_of(request, a, b, out, auxiliary)
             found = self.calls.get(key)
+        except plan.UnallocatedError:
+            raise
         except (RuntimeError, TypeError):  # a layout without strides or storage; an argument without a hash
             return None, None
         if found is None:
@@ -161,7 +170,7 @@ class FastPath:
     def _table(self, extension: Any) -> Any:
         with self._making:
             if self.table is None:
-                self.table = extension.Table(plan.MAX_PLANS, plan.MAX_TENSOR_MAPS)
+                self.table = native.table(extension, plan.MAX_PLANS)
                 if self._on_table is not None:
                     self._on_table(extension, self.table)
             return self.table

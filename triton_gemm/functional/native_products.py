@@ -1,19 +1,18 @@
-"""Products that the extension launches: kernels in the place of torch's dispatcher's, which run no Python."""
+"""Products of torch's dispatcher that the extension launches: kernels that run no Python for calls in a table.
+
+They are registered once in a process, and never withdrawn or freed: torch frees what is withdrawn, and any thread may
+be running it, also one that Python did not start.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from ..compat import free_in_children
 from ..problem import SUM
-from ..runtime import native
 
-# Threads that multiply nothing, by how their names begin: this package's, and the reader of Inductor's workers.
-IDLE = ("triton_gemm ", "InductorSubproc")
 log = logging.getLogger("triton_gemm")
 
 
@@ -29,81 +28,60 @@ class Places(NamedTuple):
 
 
 class NativeProducts:
-    """Overrides kernels of torch's dispatcher by the extension, and says which table of calls it looks in.
+    """Kernels of the extension for some operators, which look their calls up in one table.
 
-    A call that is not in the table goes on to the kernel that was there. Another library's kernel is not overridden.
+    A call that is not in the table goes to Python's kernel, and all calls go to the kernel that was there before unless
+    these are `route`d.
 
     Args:
         products: The operators, as "aten::mm.out": what their calls say to `FastPath.take`, and their arguments.
-        of: The Python file that has registered the kernels.
+        python: For an operator the one whose kernel is Python's, for the same dispatch key and arguments.
+        anew: Called when the kernel that was there before is gone, as another library has taken its own back.
     """
 
-    def __init__(self, products: Mapping[str, tuple[str, Places]], of: str) -> None:
-        self._products, self._of = products, of
-        self._extension: Any = None  # once it has overridden them
+    def __init__(
+        self,
+        products: Mapping[str, tuple[str, Places]],
+        python: Callable[[str], str] = lambda operator: operator,
+        anew: Callable[[], object] | None = None,
+    ) -> None:
+        self._products, self._python, self._anew = products, python, anew
+        self._extension: Any = None  # once they are registered
         self._group = -1
-        self._asked, self._looked = 0, False
-        self._lock = free_in_children(threading.Lock())
-        self.table: Any = None
 
     @property
-    def begun(self) -> bool:
-        """Whether they are overridden."""
+    def registered(self) -> bool:
         return self._extension is not None
 
-    def begin(self, keys: Sequence[str], extension: Any) -> None:
-        """Overrides them for these dispatch keys, if there is an extension: no other thread must be calling them."""
-        if self._extension is not None or extension is None:
+    def register(self, keys: Sequence[str], extension: Any) -> None:
+        """Registers the kernels for these dispatch keys, if there is an extension. No kernel of ours may be there that
+        another thread is calling: torch replaces a kernel in several steps."""
+        if extension is None:
             return
         if self._group < 0:
-            self._group = extension.group()
+            self._group = extension.group(self._anew)
         try:
-            for (operator, (said, places)), key in product(self._products.items(), keys):
-                extension.override(self._group, operator, key, self._of, said, SUM, places)
+            for (operator, (op, places)), key in product(self._products.items(), keys):
+                extension.register(self._group, operator, key, self._python(operator), op, SUM, places)
         except Exception as error:  # in no call's way
-            extension.withdraw(self._group)
+            extension.unregister(self._group)
             log.debug("products go on through Python: %s", error)
         else:
             self._extension = extension
 
-    def begin_built(self, keys: Sequence[str]) -> None:
-        """Begins with an extension that was built before, if no other thread can be calling them. It is looked for
-        once."""
-        if not self._looked and alone():
-            self._looked = True
-            self.begin(keys, native.built())
-
-    def begin_alone(self, keys: Sequence[str], extension: Any, table: Any) -> None:
-        """Shows the table, and begins if no other thread can be calling them. That takes long to tell, so of calls that
-        ask again one in 2^n does."""
-        with self._lock:
-            self._asked += 1
-            if self._asked & (self._asked - 1) == 0 and alone():
-                self.begin(keys, extension)
-            self.show(table)
-
-    def show(self, table: Any) -> None:
-        """Has calls looked up in this table (`FastPath.table`), once they are overridden; None: in none."""
-        self.table = table
+    def unregister(self) -> None:
+        """Takes the kernels back from torch's dispatcher. They stay in memory, as threads may be running them."""
         if self._extension is not None:
-            self._extension.route(self._group, table)
-
-    def withdraw(self) -> None:
-        """Takes the overrides back."""
-        self.table = None
-        if self._extension is not None:
-            self._extension.route(self._group, None)
-            self._extension.withdraw(self._group)
+            self._extension.unregister(self._group)
             self._extension = None
+
+    def route(self, active: bool, table: Any) -> None:
+        """Whether calls are these kernels', and the table (`FastPath.table`) that they are looked up in; None: in none,
+        so that all go to Python."""
+        if self._extension is not None:
+            self._extension.route(self._group, active, table)
 
     def launched(self, reset: bool) -> dict[str, int]:
         """How many calls of each product C++ has launched since the last reset, by what they say."""
-        extension = native.module() if native.state() is None else None
         found: dict[str, int] = {}
-        return found if extension is None or self._group < 0 else extension.launched(self._group, reset)
-
-
-def alone() -> bool:
-    """Whether no other thread may be calling torch's products."""
-    here = threading.get_ident()
-    return all(x.ident == here or x.name.startswith(IDLE) for x in threading.enumerate())
+        return found if self._extension is None else self._extension.launched(self._group, reset)

@@ -25,6 +25,7 @@ from ..compat import (
     differentiates_forward,
     dual,
     forward_grad_enabled,
+    grad_enabled,
     in_transform,
     is_wrapper,
     library_of,
@@ -47,8 +48,9 @@ MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them f
 
 
 def _show(extension: Any, table: Any) -> None:
-    """Has C++ look up a backward's products in this table, as calls of the operator with its defaults."""
+    """Has C++ look up calls of the operator in this table, and a backward's products as such calls with defaults."""
     extension.backward_by(table, NAME, SUM, MANY_ROWS)
+    _by_cpp.route(True, table)
 
 
 _fast = fast_path.FastPath(_show)  # of forward and backward passes, and of the dispatcher, as from compiled graphs
@@ -109,7 +111,7 @@ def is_plain(*tensors: torch.Tensor | None) -> bool:
 
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def gemm(
@@ -303,15 +305,12 @@ def _autograd(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = Non
 def _kernel(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any) -> torch.Tensor:
     if a.dtype != b.dtype:
         raise RuntimeError(f"gemm: {a.dtype} and {b.dtype} cannot be multiplied")
-    if _fast.table is not None and not (_by_cpp.begun and _fast.table is _by_cpp.table):
-        _by_cpp.begin_alone(KEYS, native.module(), _fast.table)
     return _computed(a, b, input, _request(*arguments))
 
 
 def _fake(
     a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any, **named: Any
 ) -> torch.Tensor:
-    _by_cpp.begin_built(KEYS)  # before a compiler starts threads
     return a.new_empty(matrices.shape_of(a, b), dtype=_request(*arguments, **named).out_dtype or result_dtype(a.dtype))
 
 
@@ -347,8 +346,9 @@ _op, _library = operator(
     _fake,
 )
 _library.impl("gemm", _autograd, "Autograd")
-_by_cpp = NativeProducts({NAME: (NAME, Places(0, 1, 2, 3, 4))}, library_of.__code__.co_filename)
-before_withdrawal("gemm", _by_cpp.withdraw)
+_by_cpp = NativeProducts({NAME: (NAME, Places(0, 1, 2, 3, 4))})
+_by_cpp.register(KEYS, native.built())  # before anything can call the operator
+before_withdrawal("gemm", _by_cpp.unregister)
 torch.library.register_vmap("triton_gemm::gemm", _vmap, lib=_library)
 
 

@@ -1,20 +1,19 @@
 """torch's own products on these kernels, without editing the model: `use`, `enable`, `disable`, `report_routing`.
 
 torch dispatches matmul, linear and their derivatives to aten's mm, addmm, bmm and baddbmm, and compiled graphs call
-their `out=` forms. Its products of 8 bits and of groups are in `other_products`. While anything is routed, all are
+their `out=` forms. Its products of 8 bits and of groups are in `other_products`. From the first rule on all are
 overridden for CUDA (in the interpreter: for the CPU) below autograd and autocast, and what was there before is kept for
-all that stays torch's. They stay overridden, and pass all on, where other threads may be calling them when nothing is
-routed any more: torch would free what these threads run.
+all that stays torch's. They stay overridden, and pass all on when nothing is routed: torch would free what it takes
+back, and any thread may be running it.
 """
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, Literal, get_args
 
@@ -24,20 +23,19 @@ from .. import arguments
 from ..arithmetic import FLOATING, IEEE, default_arithmetic
 from ..compat import (
     INTERPRETED,
-    free_in_children,
     hash_triton_in_background,
     hide_from_dynamo,
     overlaps_itself,
-    withdraw,
 )
 from ..hardware.device import INTERPRETER, device_info
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
-from ..runtime import background, native, plan, policies
+from ..runtime import background, plan, policies
 from . import matrices
 from .fast_path import FastPath, same_storage
-from .native_products import NativeProducts, Places, alone
+from .native_products import Places
 from .other_products import COUNTED, PRODUCTS, Product
+from .overrides import Kernel, Overrides
 from .rules import expands
 
 # By aten's name: where a and b are among the arguments.
@@ -55,15 +53,16 @@ FirstCalls = Literal["same bits", "torch"]
 Kind = str | torch.dtype  # one of the names in ROUTED and PRODUCTS, or operands' dtype
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # two blocks with equal rules have one each
 class Rule:
     """What is routed: names of ROUTED and dtypes, all but those of `exclude`; where `predicate(op, a, b)`, if given.
-    first_calls: what computes while kernels are compiled."""
+    first_calls: what computes while kernels are compiled. fast: the calls that were made under equal rules."""
 
     only: frozenset[str | torch.dtype]
     exclude: frozenset[str | torch.dtype]
     predicate: Wanted | None
     first_calls: FirstCalls
+    fast: FastPath = field(default_factory=FastPath)
 
     def refuses(self, name: str, a: torch.Tensor, b: torch.Tensor) -> str | None:
         """Why this call stays torch's, or None."""
@@ -80,24 +79,24 @@ class Rule:
         return None if wanted else "the predicate says no"
 
 
-_rules: list[Rule] = []
-_library: torch.library.Library | None = None
+_rules: list[Rule] = []  # changed in one step each: a signal or the garbage collector may enter and leave any time
 _counts: Counter[tuple[str, str]] = Counter()
-_lock = free_in_children(threading.Lock())
 
-_fast = FastPath()  # of calls under the innermost rule
-_by_cpp = NativeProducts(
-    {
-        f"aten::{name}{overload}": (name + overload, places)
-        for name in ROUTED
-        for overload, places in (
-            (("", Places(1, 2, 0, 4, 3)), (".out", Places(1, 2, 0, 4, 3, 5)))
-            if "add" in name
-            else (("", Places(0, 1)), (".out", Places(0, 1, out=2)))
-        )
-    },
-    __file__,
+
+def _overloads() -> list[str]:
+    return [name + overload for name in ROUTED for overload in ("", ".out")]
+
+
+def _places(overload: str) -> Places:
+    found = Places(1, 2, 0, 4, 3, 5) if "add" in overload else Places(0, 1, out=2)
+    return found if overload.endswith(".out") else found._replace(out=-1)
+
+
+_overrides = Overrides(
+    KEY, lambda: _kernels(), {overload: _places(overload) for overload in _overloads()}, lambda: _follow()
 )
+_by_torch, _unregister = _overrides.by_torch, _overrides.unregister
+_by_cpp = _overrides.by_cpp
 _faster: dict[tuple[object, ...], str] = {}  # why torch is, under any rule, by the key of calls; "" where it is not
 
 
@@ -130,18 +129,17 @@ def enable(
         RuntimeError: torch sees no CUDA device (unless TRITON_INTERPRET=1 was set before Python started), or
             first_calls="torch" under batch invariance, here and at every call.
     """
-    _enter(only, exclude, predicate, first_calls)
+    _begin(_rule(only, exclude, predicate, first_calls))
 
 
 @hide_from_dynamo
-def _enter(
+def _rule(
     only: Kind | Collection[Kind], exclude: Kind | Collection[Kind], predicate: Wanted | None, first_calls: FirstCalls
 ) -> Rule:
-    """As `enable`; the rule, which is the innermost one now."""
-    global _library, _fast
+    """A rule of `enable`'s arguments, which are checked."""
     arguments.callback("enable", "predicate", predicate, "op", "a", "b")
     arguments.one_of("enable", "first_calls", first_calls, get_args(FirstCalls))
-    rule = Rule(_kinds("only", only), _kinds("exclude", exclude), predicate, first_calls)
+    kinds = _kinds("only", only), _kinds("exclude", exclude)
     if first_calls == "torch":
         _refuse_invariance()
         if not (INTERPRETED or background.enabled()):
@@ -151,27 +149,40 @@ def _enter(
             f"triton_gemm routes calls on CUDA devices, and torch {torch.__version__} sees none here; to route "
             "CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
         )
-    with _lock:
-        if _library is None:
-            _library = _override()
-            if not INTERPRETED:
-                hash_triton_in_background()
-            _by_cpp.begin((KEY,), native.built())
-        _rules.append(rule)
-        _fast = _fast_path()
-        _by_cpp.show(_fast.table)
-    return rule
+    # What a predicate says may differ from call to call, so that nothing is kept.
+    return Rule(*kinds, predicate, first_calls, _made_under((*kinds, first_calls) if predicate is None else None))
+
+
+@hide_from_dynamo
+def _begin(rule: Rule) -> None:
+    """Makes a rule the innermost one."""
+    if _overrides.register() and not INTERPRETED:
+        hash_triton_in_background()
+    _rules.append(rule)
+    _follow()
 
 
 @lru_cache(8)  # a training loop may enter an equal rule at every step
-def _made_under(rule: Rule | None) -> FastPath:
+def _made_under(key: object) -> FastPath:
     """The calls that were made under equal rules, or, for None, under those that keep none."""
-    return FastPath()
+    return FastPath(lambda *_: _follow())
 
 
-def _fast_path() -> FastPath:
-    """Of calls under the innermost rule; what a predicate says may differ from call to call."""
-    return _made_under(_rules[-1] if _rules and _rules[-1].predicate is None else None)
+@hide_from_dynamo
+def _follow() -> None:
+    """Has C++ route by the rule that is innermost now."""
+    while True:
+        rules = _rules[-1:]
+        _by_cpp.route(bool(rules), rules[0].fast.table if rules and rules[0].predicate is None else None)
+        if rules == _rules[-1:]:  # else another has begun or ended meanwhile
+            return
+
+
+def _end(rule: Rule) -> None:
+    """Ends that rule, and no other, unless `disable` has done so."""
+    with suppress(ValueError):
+        _rules.remove(rule)
+    _follow()
 
 
 def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
@@ -194,32 +205,12 @@ def disable() -> None:
     Raises:
         RuntimeError: Nothing is routed.
     """
-    _leave(None)
-
-
-@hide_from_dynamo
-def _leave(rule: Rule | None) -> None:
-    """Takes that rule back, and no other, unless `disable` has done so; or the innermost."""
-    global _fast
-    with _lock:
-        if rule is None:
-            if not _rules:
-                raise RuntimeError("disable(): nothing is routed")
-            rule = _rules[-1]
-        _rules[:] = [x for x in _rules if x is not rule]
-        _fast = _fast_path()
-        _by_cpp.show(_fast.table)
-        if alone():
-            _withdraw()
-
-
-def _withdraw() -> None:
-    """Takes back what overrides torch's products, unless something is routed. With the lock."""
-    global _library
-    if not _rules and _library is not None:
-        _by_cpp.withdraw()
-        withdraw(_library)
-        _library = None
+    try:
+        _rules.pop()
+    except IndexError:
+        raise RuntimeError("disable(): nothing is routed") from None
+    finally:
+        _follow()
 
 
 @contextmanager
@@ -238,22 +229,25 @@ def use(
     Raises:
         ValueError, RuntimeError: As `enable`.
     """
-    rule = _enter(only, exclude, predicate, first_calls)
+    rule = _rule(only, exclude, predicate, first_calls)
     try:
-        yield
-    finally:
-        _leave(rule)
+        try:
+            _begin(rule)
+            yield
+        finally:
+            _end(rule)
+    finally:  # a signal's handler may have raised before
+        _end(rule)
 
 
 @contextmanager
 def nothing_routed() -> Iterator[None]:
     """A block in which torch's products are torch's in every thread, whatever is routed around it."""
-    rule = _enter((), (), lambda *_: False, "same bits") if _rules else None
-    try:
+    if _rules:
+        with use(predicate=lambda *_: False):
+            yield
+    else:
         yield
-    finally:
-        if rule is not None:
-            _leave(rule)
 
 
 def first_calls() -> FirstCalls:
@@ -281,74 +275,47 @@ def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
     return dict(sorted(found.items()))
 
 
-def _override() -> torch.library.Library:
-    """What overrides torch's products; all of them, or none where one cannot be overridden."""
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of every override
-            for name in ROUTED:
-                for overload in (name, f"{name}.out"):
-                    library.impl(overload, _routed(name, overload), KEY, with_keyset=True)
-            for name, product in PRODUCTS.items():
-                for overload in product.overloads:
-                    with suppress(RuntimeError):  # this torch has none for the device
-                        library.impl(overload, _routed_other(name, overload, product), KEY, with_keyset=True)
-            for overload in COUNTED:
-                with suppress(RuntimeError):
-                    library.impl(overload, _counted(overload), KEY, with_keyset=True)
-    except BaseException:
-        withdraw(library)
-        raise
-    return library
+def _kernels() -> tuple[dict[str, Kernel], dict[str, Kernel]]:
+    """By overload of aten: kernels of products that C++ may launch, and the others."""
+    others = {overload: _routed_other(name, overload, x) for name, x in PRODUCTS.items() for overload in x.overloads}
+    others |= {overload: _counted(overload) for overload in COUNTED}
+    return {overload: _routed(overload) for overload in _overloads()}, others
 
 
-def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
+def _routed(overload: str) -> Callable[..., torch.Tensor]:
     """The kernel in the place of aten's `overload`."""
-    torchs = torch.library.get_kernel(f"aten::{overload}", KEY)
+    name = overload.partition(".")[0]
     first = ROUTED[name]
-
-    def by_torch(
-        keys: torch.DispatchKeySet,
-        arguments: tuple[torch.Tensor, ...],
-        out: torch.Tensor | None,
-        scalars: dict[str, Any],
-    ) -> torch.Tensor:
-        more = {} if out is None else {"out": out}
-        result: torch.Tensor = torchs.call_boxed(keys, *arguments, **scalars, **more)
-        return result
 
     @hide_from_dynamo
     def kernel(
         keys: torch.DispatchKeySet, *arguments: torch.Tensor, out: torch.Tensor | None = None, **scalars: Any
     ) -> torch.Tensor:
-        if not _rules:
-            return by_torch(keys, arguments, out, scalars)
+        rules = _rules[-1:]  # another thread may take it back
+        more = scalars if out is None else {**scalars, "out": out}
+        if not rules:
+            return _by_torch(overload, keys, *arguments, **more)
         a, b = arguments[first : first + 2]
         input = arguments[0] if first else None
         request = Request(scalars.get("alpha", 1), scalars.get("beta", 1)) if scalars else SUM
-        fast, key = _fast, None
-        rules = _rules[-1:]  # another thread may take it back
-        if rules and rules[0].predicate is None and type(request.alpha) in (int, float):
+        fast, key = rules[0].fast, None
+        if rules[0].predicate is None and type(request.alpha) in (int, float):
             auxiliary = () if input is None else (input,)
             table = fast.table  # asked here, too, because the Python of `take` costs as much as it does
-            if table is not None and not (_by_cpp.begun and table is _by_cpp.table):
-                with _lock:
-                    _by_cpp.begin_alone((KEY,), native.module(), _fast.table)
             c = None if table is None else table.take(overload, a, b, auxiliary, request, out, True)
             if c is None:
                 key, c = fast.take(overload, a, b, auxiliary, request, out, dispatched=True)
             if c is not None:
                 _counts[name, OURS] += 1
                 return c
-        why = fast.by_torch.get(key) or _stays(name, a, b, input, out, scalars)
-        if why is None and _asks(rules, a):
+        why = fast.by_torch.get(key) or _stays(rules[0], name, a, b, input, out, scalars)
+        if why is None and _asks(rules[0], a):
             why = _faster_by_torch(fast, overload, a, b, input, out, request)
         if why is None:
             _warn_of_a_guess(a.device)
             request = Request(float(request.alpha), float(request.beta))
             try:
-                with _first_calls(rules):
+                with _first_calls(rules[0]):
                     if out is None:
                         c = matrices.compute(a, b, input, request)
                     else:
@@ -359,64 +326,62 @@ def _routed(name: str, overload: str) -> Callable[..., torch.Tensor]:
             except background.WouldWaitError:
                 why = "its kernel is not compiled yet"
         _counts[name, f"torch: {why}"] += 1
-        return by_torch(keys, arguments, out, scalars)
+        return _by_torch(overload, keys, *arguments, **more)
 
     return kernel
 
 
 def _routed_other(name: str, overload: str, product: Product) -> Callable[..., torch.Tensor]:
     """As `_routed`, of a product with a schema of its own."""
-    torchs = torch.library.get_kernel(f"aten::{overload}", KEY)
 
     @hide_from_dynamo
     def kernel(keys: torch.DispatchKeySet, *arguments: Any, out: torch.Tensor | None = None) -> torch.Tensor:
-        rules, fast, key = _rules[-1:], _fast, None
-        why: str | None = "nothing is routed"
-        if rules:
-            a, b, *others = arguments
-            if rules[0].predicate is None:
-                said = overload, *(x for x in others if not isinstance(x, torch.Tensor))
-                key, c = fast.take(said, a, b, product.auxiliary(*arguments), SUM, out, dispatched=True)
-                if c is not None:
-                    _counts[name, OURS] += 1
-                    return c
-            device = plan.info_of(a.device)
-            why = rules[0].refuses(name, a, b) or product.stays(device, out, *arguments)
-            if why is None and device.capability < (8, 0):
-                why = "the GPU is older than compute capability 8.0"
+        rules, key = _rules[-1:], None
+        more = {} if out is None else {"out": out}
+        if not rules:
+            return _by_torch(overload, keys, *arguments, **more)
+        fast = rules[0].fast
+        a, b, *others = arguments
+        if rules[0].predicate is None:
+            said = overload, *(x for x in others if not isinstance(x, torch.Tensor))
+            key, c = fast.take(said, a, b, product.auxiliary(*arguments), SUM, out, dispatched=True)
+            if c is not None:
+                _counts[name, OURS] += 1
+                return c
+        device = plan.info_of(a.device)
+        why = rules[0].refuses(name, a, b) or product.stays(device, out, *arguments)
+        if why is None and device.capability < (8, 0):
+            why = "the GPU is older than compute capability 8.0"
         if why is None:
             try:
-                with _first_calls(rules):
+                with _first_calls(rules[0]):
                     c, found = product.compute(out, *arguments)
                 _counts[name, OURS] += 1
                 fast.keep(key, found)
                 return c
             except background.WouldWaitError:
                 why = "its kernel is not compiled yet"
-        if rules:
-            _counts[name, f"torch: {why}"] += 1
-        result: torch.Tensor = torchs.call_boxed(keys, *arguments, **({} if out is None else {"out": out}))
-        return result
+        _counts[name, f"torch: {why}"] += 1
+        return _by_torch(overload, keys, *arguments, **more)
 
     return kernel
 
 
 def _counted(overload: str) -> Callable[..., Any]:
     """A kernel that counts calls of an overload and forwards them to torch."""
-    torchs = torch.library.get_kernel(f"aten::{overload}", KEY)
 
     @hide_from_dynamo
     def kernel(keys: torch.DispatchKeySet, *arguments: Any, **more: Any) -> Any:
         if _rules:
             _counts[overload, "torch: it is not routed"] += 1
-        return torchs.call_boxed(keys, *arguments, **more)
+        return _by_torch(overload, keys, *arguments, **more)
 
     return kernel
 
 
-def _first_calls(rules: Sequence[Rule]) -> AbstractContextManager[None]:
-    """In which a product is computed under the innermost rule."""
-    if not rules or rules[0].first_calls != "torch":
+def _first_calls(rule: Rule) -> AbstractContextManager[None]:
+    """In which a product is computed under that rule."""
+    if rule.first_calls != "torch":
         return nullcontext()
     _refuse_invariance()
     return background.first_calls("raise")
@@ -430,6 +395,7 @@ def _refuse_invariance() -> None:
 
 
 def _stays(
+    rule: Rule,
     name: str,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -439,8 +405,7 @@ def _stays(
 ) -> str | None:
     """Why torch computes this call itself, or None: it is not to be routed, not ours to compute, or a mistake that
     torch has the words for."""
-    rules = _rules[-1:]
-    why = rules[0].refuses(name, a, b) if rules else "nothing is routed"
+    why = rule.refuses(name, a, b)
     if why is not None:
         return why
     if a.dtype not in FLOATING:
@@ -469,9 +434,9 @@ def _stays(
     return None
 
 
-def _asks(rules: Sequence[Rule], a: torch.Tensor) -> bool:
-    """Whether torch computes what it is faster at: the innermost rule names no dtype of its own and no predicate."""
-    return bool(rules) and rules[0].predicate is None and a.dtype not in rules[0].only
+def _asks(rule: Rule, a: torch.Tensor) -> bool:
+    """Whether torch computes what it is faster at: the rule does not name this dtype, and has no predicate."""
+    return rule.predicate is None and a.dtype not in rule.only
 
 
 def _faster_by_torch(

@@ -1,174 +1,92 @@
-"""Calls like one before, launched by C++: the extension of `compat.native`, built in the background, and its entries.
+"""Calls like one before, launched by C++: entries of the extension, which `native_build` builds and loads.
 
 Python finds what a call runs on, and keeps it (`functional.fast_path`). The extension does the same from then on in a
-tenth of the time. What it does not have an entry for, Python takes, as where there is no extension: no compiler, a
-cache that cannot be written, TRITON_GEMM_NATIVE=0.
+tenth of the time. What it does not have an entry for, Python takes, as where there is no extension.
 """
 
 from __future__ import annotations
 
-import atexit
-import logging
-import os
-import secrets
 import struct
-import subprocess
-import threading
-import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from .. import tables
-from ..compat import (
-    INTERPRETED,
-    TENSOR_MAP,
-    bytes_of,
-    cxx_compiler,
-    driver_launch,
-    load_native,
-    native_command,
-    native_file,
-    native_refused,
-    takes,
-)
+from ..compat import TENSOR_MAP, bytes_of, driver_launch, takes
 from ..hardware.driver import address_of, ensure_context, parameter_sizes
 from ..kernels.launch import Pointer, Scalar, TensorMap
-from ..selection import generation
-from . import policies
 from .binaries import SCALARS
+from .native_build import built as built
+from .native_build import module as module
+from .native_build import possible as possible
+from .native_build import state as state
+from .native_build import why_not as why_not
 from .workspace import workspace
 
 if TYPE_CHECKING:
     from .plan import GemmPlan, Step
 
-TIMEOUT_S = 600.0  # for a build, by this process or another
 # Of each type of a parameter, as Triton names it: how it is packed.
 FORMATS = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "I", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "f32": "f", "fp64": "d"}
 OVERSIZED = 228 * 1024  # bytes of shared memory from which newer versions of Triton launch otherwise
-BUILDING = "it is being built"
-Entry = tuple[object, ...]
-
-log = logging.getLogger("triton_gemm")
-_module: Any = None
-_begun = False
-_why = "no call was made twice"  # there is no module
 
 
-@lru_cache(maxsize=1)
-def enabled() -> bool:
-    """Whether TRITON_GEMM_NATIVE asks for it, which is so unless it is 0. ValueError where it is neither 0 nor 1."""
-    found = os.environ.get("TRITON_GEMM_NATIVE", "1")
-    if found not in ("0", "1"):
-        raise ValueError(f"TRITON_GEMM_NATIVE must be 0 or 1, not {found!r}")
-    return found == "1"
+class Shape(NamedTuple):
+    """Of memory that C++ allocates: elements, strides in elements, and the dtype."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
-def why_not() -> str | None:
-    """Why calls are not launched by C++ in this process and none could be; None where they can be, once it is built."""
-    if INTERPRETED:
-        return "Triton's interpreter runs kernels"
-    if not torch.cuda.is_available() or torch.version.hip:
-        return "there is no NVIDIA GPU"
-    return native_refused() if enabled() else "TRITON_GEMM_NATIVE is 0"
+class StepOfEntry(NamedTuple):
+    """A launch. Offsets are in bytes from the first parameter, operands indices among a call's addresses.
+
+    parameters: their bytes; addresses: (offset, operand); alphas: (offset, bytes); maps: (offset, operand, a function
+    that encodes the tensor map of an address). threads: of a CTA; shared: bytes.
+    """
+
+    function: int
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
+    cluster: int
+    cooperative: bool
+    pdl: bool
+    parameters: bytes
+    offsets: tuple[int, ...]
+    addresses: tuple[tuple[int, int], ...]
+    alphas: tuple[tuple[int, int], ...]
+    maps: tuple[tuple[int, int, Callable[[int], bytes]], ...]
 
 
-def module() -> Any:
-    """The extension, or None. The first call begins to build it, in another thread."""
-    global _begun, _why
-    if _module is not None or _begun:
-        return _module
-    refused = why_not()
-    if refused is None and torch.cuda.is_current_stream_capturing():
-        return None
-    _begun, _why = True, refused or BUILDING
-    if refused is None:
-        threading.Thread(target=_begin, name="triton_gemm native", daemon=True).start()
-    return None
+class Entry(NamedTuple):
+    """What the extension's table keeps of a plan. C++ reads these fields by their names (`compat/cpp/parse.h`).
+
+    workspace: stream -> [partial sums, counters], or None; extents: bytes from the first element of a, b and c to the
+    end of the last; copies: as in `fast_path.Known`; derivative: of `fast_path.DERIVATIVES`, or 0.
+    """
+
+    plan: GemmPlan
+    workspace: Callable[[int], list[torch.Tensor]] | None
+    result: Shape
+    temporaries: tuple[Shape, ...]
+    extents: tuple[int, ...]
+    copies: bool
+    derivative: int
+    steps: tuple[StepOfEntry, ...]
 
 
-def built() -> Any:
-    """The extension, if there is no need to wait for it: loaded before, or built before and loaded now."""
-    global _begun
-    if _module is None and not _begun and why_not() is None:
-        compiler, where = cxx_compiler(), folder()
-        try:
-            found = compiler is not None and where is not None and (where / native_file(compiler)).exists()
-        except (OSError, subprocess.SubprocessError):
-            found = False
-        if found:
-            _begun = True
-            _begin()
-    return _module
+def table(extension: Any, capacity: int) -> Any:
+    """A new table of the extension, which launches by the driver's functions."""
+    extension.connect(*_launching())
+    return extension.Table(capacity)
 
 
-def possible() -> bool:
-    """Whether there is an extension, or may be one later."""
-    return _module is not None or not _begun or _why == BUILDING
-
-
-def state() -> str | None:
-    """Why there is no extension yet, or None."""
-    return None if _module is not None else _why
-
-
-def _begin() -> None:
-    global _module, _why
-    try:
-        of_driver = address_of("cuLaunchKernelEx"), address_of("cuGetErrorString")
-        state = vars(generation), policies._context, policies.in_backward
-        _module = load_native(build(), *of_driver, *state, ensure_context)
-    except Exception as error:  # in no call's way
-        words = getattr(error, "stderr", None) or str(error)
-        _why = (words.strip() or type(error).__name__).splitlines()[-1]
-        log.debug("calls are launched by Python: %s", _why)
-
-
-def folder() -> Path | None:
-    """Where the extension is kept: beside the user's tables."""
-    found = tables.folder()
-    return None if found is None else found.parent / "native"
-
-
-def build() -> Path:
-    """The extension's file, which is built unless it is there: by one process at a time, which the others wait for.
-    RuntimeError where there is no compiler or no folder; OSError and CalledProcessError where building fails."""
-    compiler, where = cxx_compiler(), folder()
-    if compiler is None:
-        raise RuntimeError("there is no C++ compiler: set CXX, or install g++")
-    if where is None:
-        raise RuntimeError("there is no folder for it: set TRITON_GEMM_CACHE_DIR")
-    path, end = where / native_file(compiler), time.monotonic() + TIMEOUT_S
-    while not path.exists():
-        try:
-            with tables.files.locked(where, wait=False):
-                if not path.exists():
-                    _compile(compiler, path)
-        except TimeoutError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.5)
-    return path
-
-
-def _compile(compiler: str, path: Path) -> None:
-    written = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-    command = [*native_command(compiler), "-o", str(written)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        atexit.register(process.kill)  # nothing is left behind by a process that ends before
-        try:
-            _, words = process.communicate(timeout=TIMEOUT_S)
-            if process.returncode:
-                raise subprocess.CalledProcessError(process.returncode, compiler, stderr=words)
-            os.replace(written, path)
-        finally:
-            process.kill()
-            atexit.unregister(process.kill)
-            written.unlink(missing_ok=True)
+def _launching() -> tuple[int, int]:
+    return address_of("cuLaunchKernelEx"), address_of("cuGetErrorString")
 
 
 def entry_of(
@@ -179,19 +97,17 @@ def entry_of(
     derivative: int = 0,
     copies: bool = False,
 ) -> Entry:
-    """What the extension's table keeps of a compiled plan and of the results that its calls make. derivative: of
-    `fast_path.DERIVATIVES`, or 0: C++ has none. copies: as in `fast_path.Known`. ValueError where that is not what
-    Triton's launcher would do."""
+    """What the extension's table keeps of a compiled plan, and of the results that its calls make. ValueError where
+    that is not what Triton's launcher would do."""
     shares = partial(_workspace, plan.index, plan.workspace) if plan.shares else None
     temporaries = tuple(
-        (tuple(x.shape), torch.empty(x.shape, device="meta").stride(), x.dtype)
+        Shape(tuple(x.shape), torch.empty(x.shape, device="meta").stride(), x.dtype)
         for step in plan.steps
         for x in step.launch.temporaries
     )
-    return (
-        *(plan, shares, (tuple(shape), tuple(strides), dtype), temporaries, plan.extents, copies, derivative),
-        tuple(_step(step, float(copies)) for step in plan.steps),
-    )
+    steps = tuple(_step(step, float(copies)) for step in plan.steps)
+    result = Shape(tuple(shape), tuple(strides), dtype)
+    return Entry(plan, shares, result, temporaries, plan.extents, copies, derivative, steps)
 
 
 def _workspace(index: int, nbytes: int, stream: int) -> list[torch.Tensor]:
@@ -227,7 +143,7 @@ class Parameters:
         ]
 
 
-def _step(step: Step, beta: float) -> Entry:
+def _step(step: Step, beta: float) -> StepOfEntry:
     kernel, launch = step.kernel, step.launch
     found = driver_launch(kernel, launch.grid, launch.cluster)
     parameters = Parameters()
@@ -258,21 +174,11 @@ def _step(step: Step, beta: float) -> Entry:
         raise ValueError(f"the kernel's parameters have {sizes} bytes, not {parameters.sizes}")
     if found.shared > OVERSIZED or found.cluster > 8:
         raise ValueError("Triton launches it otherwise")
-    return (
-        *(*found, bytes(parameters.bytes), tuple(parameters.offsets)),
-        *(tuple(addresses), tuple(alphas), tuple(maps)),
+    return StepOfEntry(
+        *found, bytes(parameters.bytes), tuple(parameters.offsets), tuple(addresses), tuple(alphas), tuple(maps)
     )
 
 
 def _encode(device: int, encode: Callable[[int], Any], address: int) -> bytes:
     ensure_context(device)
     return bytes_of(encode(address))
-
-
-def _forget() -> None:
-    """In a forked child: the thread that builds lives in the parent alone."""
-    global _begun
-    _begun = _module is not None
-
-
-os.register_at_fork(after_in_child=_forget)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -18,32 +19,38 @@ import torch
 from ..arithmetic import fp32_precision
 from ..compat import (
     INTERPRETED,
-    allocator,
     current_device,
     current_stream,
     free_in_children,
-    interpreting,
+    is_wrapper,
     launcher,
     left_out,
     tensor_maps,
 )
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
 from ..hardware.driver import ensure_context
-from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, compiled_before, materialise
+from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, compiled_before
 from ..problem import PRODUCT, SUM, GemmProblem, Layout, Request
 from ..selection import generation
-from ..selection.select import Selection, launches
+from ..selection.select import Selection
 from . import background, policies
 from .background import FirstCalls
 from .binaries import SCALARS, launches_on, operands_of
+from .interpreted_plan import InterpretedPlan as InterpretedPlan
 from .policies import in_backward, in_context
-from .workspace import workspace
+from .workspace import PER_THREAD, allocator, workspace
 
 MAX_PLANS = 4096
-MAX_TENSOR_MAPS = 4096  # that one launch keeps of one operand, by address
+MAX_TENSOR_MAPS = 1 << 14  # kept for all plans together
 _COMMON: dict[Request, object] = {PRODUCT: None, SUM: True}  # what stands for them in keys
 
 selection_for = policies.choose
+_maps: dict[tuple[int, int], Any] = {}  # tensor maps, by the number of a step's parameter and the address
+_map_numbers = count(1)
+
+
+class UnallocatedError(RuntimeError):
+    """An operand has elements and no memory, as FSDP frees parameters; in torch's words."""
 
 
 class Step:
@@ -86,7 +93,7 @@ class Step:
         remaining = iter(encoders)
         arguments: list[Any] = []
         values: list[tuple[int, int]] = []
-        maps: list[tuple[int, int, dict[int, Any], Callable[[int], Any]]] = []
+        maps: list[tuple[int, int, int, Callable[[int], Any]]] = []
         for name, part in self.launch.arguments.items():
             if name in left_out:
                 continue
@@ -97,24 +104,24 @@ class Step:
                 encode = partial(
                     next(remaining), shape=part.shape, strides=part.strides, to_tf32=part.to_tf32, rows=part.rows
                 )
-                maps.append((len(arguments), self.places[part.operand], {}, encode))
+                maps.append((len(arguments), self.places[part.operand], next(_map_numbers), encode))
                 arguments += [None, *part.shape, *part.strides]
             else:
                 arguments.append(part)
         self.arguments, self.values, self.maps = arguments, tuple(values), tuple(maps)
 
     def fill(self, values: Sequence[Any]) -> list[Any]:
-        """The arguments for a call's values. Threads may fill at once: they share nothing but caches of maps."""
+        """The arguments for a call's values. Threads may fill at once: they share nothing but the cache of maps."""
         arguments = self.arguments.copy()
         for at, place in self.values:
             arguments[at] = values[place]
-        for at, place, known, encode in self.maps:
-            address = values[place]
-            found = known.get(address)
+        for at, place, number, encode in self.maps:
+            name = number, values[place]
+            found = _maps.get(name)
             if found is None:
                 ensure_context(self.device)
-                found = encode(address)
-                keep(known, address, found, MAX_TENSOR_MAPS)
+                found = encode(values[place])
+                keep(_maps, name, found, MAX_TENSOR_MAPS)
             arguments[at] = found
         return arguments
 
@@ -222,37 +229,13 @@ class GemmPlan:
         values = (alpha, beta, a.data_ptr(), b.data_ptr(), c.data_ptr(), *[x.data_ptr() for x in auxiliary])
         for step in self.steps:
             step.call(stream, step.fill(values))  # type: ignore[misc]  # they are compiled
+        if self.temporaries and stream == PER_THREAD and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().synchronize()  # or torch's allocator gives them to any thread's stream
 
     def _allocate(self, stream: int) -> tuple[torch.Tensor, ...]:
         """Memory that this call needs, after its operands in the order of `names`."""
         shared = workspace(self.index, stream, self.workspace) if self.shares else ()
         return (*shared, *[make() for make in self.temporaries])
-
-
-class InterpretedPlan:
-    """A plan that Triton's interpreter runs, launch by launch."""
-
-    def __init__(self, problem: GemmProblem, selection: Selection) -> None:
-        self.problem, self.selection, self.launches = problem, selection, launches(problem, selection)
-        self.names = ("a", "b", "c", *problem.auxiliary)
-
-    def run(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        auxiliary: tuple[torch.Tensor, ...] = (),
-        alpha: float = 1.0,
-        beta: float = 0.0,
-    ) -> None:
-        operands = dict(zip(self.names, (a, b, c, *auxiliary), strict=True))
-        for launch in self.launches:
-            operands |= {t.name: torch.empty(t.shape, dtype=t.dtype, device=c.device) for t in launch.temporaries}
-            operands["workspace"] = torch.empty(launch.workspace // 4, dtype=torch.float32, device=c.device)
-            operands["counters"] = torch.zeros(launch.counters, dtype=torch.int32, device=c.device)
-            arguments = materialise(launch, operands, {"alpha": float(alpha), "beta": float(beta)})
-            with interpreting:
-                launch.kernel[launch.grid](**arguments, **launch.options)
 
 
 Plan = GemmPlan | InterpretedPlan
@@ -320,7 +303,7 @@ def key_of(
     depend on, the request, without factors' values but for 0, and of every operand all but its address, of which
     alignment is left. c: None where it is made by the call. Operands are not to be negated on the way.
 
-    RuntimeError for a layout without strides or storage.
+    RuntimeError for a layout without strides or storage, UnallocatedError for elements without memory.
     """
     if request is not PRODUCT and (request.alpha != 1 or request.beta not in (0, 1)):
         request = request._replace(alpha=float(request.alpha != 0), beta=float(request.beta != 0))
@@ -329,23 +312,34 @@ def key_of(
     # Most are one of these, and the hash of a request is a tenth of the key's time.
     said = None if request is PRODUCT else True if request is SUM else _COMMON.get(request, request)
     policy = in_context() or (generation.contexts and in_backward())
-    key: tuple[Any, ...]  # made at every call, so in one piece where that is cheap; a null pointer is no address
+    key: tuple[Any, ...]  # made at every call, so in one piece where that is cheap
     if c is None:
         key = (
             policy, generation.number, said, setting, a.shape, b.shape, a.stride(), b.stride(), dtype,
             b.dtype, a.get_device(), b.get_device(),
-            p & 15 == 0 if (p := a.data_ptr()) else None, p & 15 == 0 if (p := b.data_ptr()) else None,
+            p & 15 == 0 if (p := a.data_ptr()) and a.untyped_storage().data_ptr() else _empty(a),
+            p & 15 == 0 if (p := b.data_ptr()) and b.untyped_storage().data_ptr() else _empty(b),
         )  # fmt: skip
     else:
         key = (
             policy, generation.number, said, setting, a.shape, b.shape, c.shape, a.stride(), b.stride(),
             c.stride(), dtype, b.dtype, c.dtype, a.get_device(), b.get_device(), c.get_device(),
-            p & 15 == 0 if (p := a.data_ptr()) else None, p & 15 == 0 if (p := b.data_ptr()) else None,
-            p & 15 == 0 if (p := c.data_ptr()) else None,
+            p & 15 == 0 if (p := a.data_ptr()) and a.untyped_storage().data_ptr() else _empty(a),
+            p & 15 == 0 if (p := b.data_ptr()) and b.untyped_storage().data_ptr() else _empty(b),
+            p & 15 == 0 if (p := c.data_ptr()) and c.untyped_storage().data_ptr() else _empty(c),
         )  # fmt: skip
     for x in auxiliary:
-        key += (x.shape, x.stride(), x.dtype, x.get_device(), p & 15 == 0 if (p := x.data_ptr()) else None)
+        aligned = p & 15 == 0 if (p := x.data_ptr()) and x.untyped_storage().data_ptr() else _empty(x)
+        key += (x.shape, x.stride(), x.dtype, x.get_device(), aligned)
     return key
+
+
+def _empty(x: torch.Tensor) -> bool | None:
+    """What a key has for the alignment of a tensor without elements, or without data. UnallocatedError where its memory
+    was freed: a view's address is then its offset, which need not be null."""
+    if x.numel() and not x.is_meta and not is_wrapper(x):
+        raise UnallocatedError("The tensor has a non-zero number of elements, but its data is not allocated yet.")
+    return None
 
 
 def plan_for(

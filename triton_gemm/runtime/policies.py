@@ -177,7 +177,7 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
 
 @contextmanager
 def _within(policy: Policy) -> Iterator[None]:
-    generation.contexts = True
+    generation.set_in_contexts()
     token = _context.set(policy)
     try:
         yield

@@ -4,13 +4,20 @@ Launches on one stream follow one another, so they may share a piece; launches o
 captured graph, which replays beside anything, share one with the stream it was captured on. The counters in it are
 zero between launches.
 
+The per-thread default stream has the same handle in every thread, and is another stream in each: its memory is kept by
+thread.
+
 Inductor's trees of CUDA graphs warm up and capture out of a pool of their own, in which nothing may stay but what their
 graphs return: it is overwritten. There each launch has memory for itself.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
 
 import torch
 
@@ -20,8 +27,11 @@ from ..hardware.driver import capture_id
 MAX_WORKSPACES = 16
 COUNTERS = 16_384
 MINIMUM = 4 << 20
+PER_THREAD = 2  # the handle of CU_STREAM_PER_THREAD
 
-_workspaces: OrderedDict[tuple[int, int, int], list[torch.Tensor]] = OrderedDict()
+_workspaces: OrderedDict[tuple[int, int, int, int], list[torch.Tensor]] = OrderedDict()
+_threads = count(1)
+_of_thread = threading.local()  # number: the thread's, which no other has, as a later one may have its ident
 
 
 def release_captured() -> None:
@@ -42,7 +52,7 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
     capture = capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
     if not capture and any(key[2] for key in _workspaces):
         release_captured()
-    key = (device, stream, capture)
+    key = (device, stream, capture, _thread() if stream == PER_THREAD else 0)
     found = _workspaces.get(key)
     if found is None or 4 * found[0].numel() < nbytes:
         size = max(nbytes, MINIMUM)
@@ -52,5 +62,22 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
             return [memory, counters]
         found = _workspaces[key] = [memory, counters]
         while len(_workspaces) > MAX_WORKSPACES:
-            _workspaces.popitem(last=False)
+            (index, given_up, *_), _ = _workspaces.popitem(last=False)
+            if given_up == PER_THREAD and not capture:  # torch's allocator would give it to any thread's stream
+                torch.cuda.synchronize(index)
     return found
+
+
+def _thread() -> int:
+    found: int | None = getattr(_of_thread, "number", None)
+    if found is None:
+        found = _of_thread.number = next(_threads)
+    return found
+
+
+def allocator(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """`torch.empty_strided` of these, which releases the GIL. Inductor's faster function does not: where memory has to
+    be freed first it waits for CUDA, whose host functions may wait for the GIL."""
+    return partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)

@@ -3,32 +3,51 @@ was chosen under another policy of the process, or before a table changed."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import lru_cache, wraps
+from itertools import count
 from typing import Any, TypeVar, cast
-
-from ..compat import free_in_children
 
 number = 0
 models = 0  # of the models that GPUs are chosen for by; plans have `number`, which follows it
 contexts: bool | None = None  # whether a policy was ever set in a context
-_lock = free_in_children(threading.Lock())
+_numbers = count(1)  # no lock: a block that the garbage collector or a signal's handler ends may call these at any time
+_followers: list[Callable[[int, bool], object]] = []
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def advance() -> None:
     """Call it after the state has changed: who reads the new number then sees the new state."""
     global number
-    with _lock:
-        number += 1
+    try:
+        number = next(_numbers)
+    finally:  # whatever a signal's handler raises
+        _tell()
+
+
+def set_in_contexts() -> None:
+    """Call it before a policy is set in a context."""
+    global contexts
+    if not contexts:
+        contexts = True
+        _tell()
+
+
+def follow(follower: Callable[[int, bool], object]) -> None:
+    """Has `follower(number, contexts)` called now and after each change, by the thread that has changed it."""
+    _followers.append(follower)
+    follower(number, bool(contexts))
+
+
+def _tell() -> None:
+    for follower in _followers:
+        follower(number, bool(contexts))
 
 
 def advance_models() -> None:
     """Call it after a GPU's model has changed."""
     global models
-    with _lock:
-        models += 1
+    models = next(_numbers)
     advance()
 
 

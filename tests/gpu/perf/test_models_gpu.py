@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 
 from perf.models import cases, measuring, zoo
 from perf.models.tables import OURS, TORCH
+from triton_gemm.functional import routing
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +24,7 @@ ONE_PASS = 16  # products of a forward pass of the small Llama
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     yield
-    measuring._withdraw()
+    routing._unregister()
     torch.compiler.reset()
 
 

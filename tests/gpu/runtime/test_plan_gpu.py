@@ -457,9 +457,7 @@ def test_memory_stays_bounded_over_many_addresses() -> None:
             triton_gemm.matmul(a, b, out=out)
         torch.cuda.synchronize()
         grown.append(resident() - start)
-        made = [x for x in plan.PLANS.values() if isinstance(x, plan.GemmPlan) and x.compiled]
-        caches = [known for x in made for step in x.steps for _, _, known, _ in step.maps]
-        assert made and all(len(known) <= plan.MAX_TENSOR_MAPS for known in caches)
+        assert len(plan._maps) <= plan.MAX_TENSOR_MAPS
     assert min(grown[2:]) < 2 << 20, f"bytes more for each 10,000 addresses: {grown}"
     assert_right(a, b, out)
 

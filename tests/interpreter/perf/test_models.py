@@ -14,7 +14,7 @@ pytest.importorskip("peft")
 
 from perf.models import cases, measuring, zoo
 from perf.models.tables import OURS, TORCH
-from triton_gemm.functional import matrices
+from triton_gemm.functional import matrices, routing
 
 THERE: dict[str, Any] = {"tiny": True, "device": "cpu"}
 EXACT = 2e-6  # of fp32 against fp64
@@ -24,7 +24,7 @@ TRAINED = ("llama-1b", "gpt2", "mixtral-8x7b", "vit-base", "llama-1b-lora")
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     yield
-    measuring._withdraw()
+    routing._unregister()
     torch.compiler.reset()
 
 
@@ -109,23 +109,11 @@ def test_what_is_not_routed_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torch_takes_its_turn_without_overrides() -> None:
-    """Though there is another thread, for which `use()` would leave them."""
-    import threading
-
-    from triton_gemm.functional import routing
-
-    done = threading.Event()
-    other = threading.Thread(target=done.wait)
-    other.start()
-    try:
-        with measuring.within(OURS):
-            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
-        assert routing._library is not None
-        with measuring.within(TORCH):
-            assert routing._library is None
-    finally:
-        done.set()
-        other.join()
+    with measuring.within(OURS):
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    assert routing._overrides.libraries
+    with measuring.within(TORCH):
+        assert not routing._overrides.libraries
 
 
 def test_rounds_and_what_they_say() -> None:

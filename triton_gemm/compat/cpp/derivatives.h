@@ -1,51 +1,37 @@
-// Derivatives of calls like one before, above torch's autograd: in C++ what `functional.ops._Gemm` is in
-// Python.
+// Derivatives of cached calls, above torch's autograd: in C++ what `functional.ops._Gemm` is in Python.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "native_calls.h"
+#include "calls.h"
 
-namespace {
+namespace triton_gemm {
 
-struct Products {  // how a backward's products are found, as `backward_by` is told; read and written under
-                   // the GIL
-  Reference table, said, request;
-  int64_t many_rows = 0;  // of a gradient, from which on a product with ones sums them
+// How the products of a backward are found. They are calls of the operator with its defaults.
+struct Backward {
+  std::atomic<Table*> table = nullptr;
+  int64_t operation = 0, request = 0;  // set before the table
+  int64_t many_rows = 0;               // of a gradient, from which on a product with ones sums them
 };
-auto& products = *new Products;
+inline Backward& backward = *new Backward;
 
 // Whether something wants to see products that go through the dispatcher: a mode of Python, a transform of
-// functorch, a profiler.
-bool is_watched() {
+// functorch, a profiler or another observer.
+inline bool is_watched() {
   using c10::impl::tls_is_dispatch_key_included;
   return tls_is_dispatch_key_included(c10::DispatchKey::Python) ||
          tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) || at::hasCallbacks();
 }
 
-[[noreturn]] void throw_python() {
-  python_error error;
-  error.persist();
-  throw std::move(error);
-}
-
 // a @ b by the table, or else by the operator, which is differentiable itself.
-at::Tensor gemm(const at::Tensor& a, const at::Tensor& b) {
-  if (!is_watched()) {
-    const pybind11::gil_scoped_acquire gil;
-    const Reference alive(products.table.object);
-    if (alive.object != nullptr) {
-      const auto* table = reinterpret_cast<const Table*>(alive.object);
-      Call call;
-      call.said = products.said.object, call.request = products.request.object;
-      add_form(call, 0);
-      const auto found = entry_for(
-          table, call, [&] { return add_underived(call, a) && add_underived(call, b) && read_state(call); });
-      at::Tensor result;
-      if (found != nullptr && !run(*found, call, table->most_maps, result)) throw_python();
-      if (found != nullptr) return result;
-    }
+inline at::Tensor gemm(const at::Tensor& a, const at::Tensor& b) {
+  const Table* table = backward.table.load(std::memory_order_acquire);
+  if (table != nullptr && !is_watched()) {
+    Call call;
+    add_operation(call, backward.operation, backward.request, 0);
+    const auto found = entry_of(
+        *table, call, [&] { return add_underived(call, a) && add_underived(call, b) && add_state(call); });
+    if (found != nullptr) return run(*found, call);
   }
   using Signature =
       at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, const at::Scalar&,
@@ -56,18 +42,21 @@ at::Tensor gemm(const at::Tensor& a, const at::Tensor& b) {
   return operation.call(a, b, std::nullopt, 1, 1, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
 }
 
-bool by_columns(const at::Tensor& x) { return x.stride(-2) == 1 && x.stride(-1) != 1; }
+inline at::Tensor rows_of(const at::Tensor& x) { return x.reshape_symint({-1, x.sym_size(-1)}); }
+
+inline bool by_columns(const at::Tensor& x) { return x.stride(-2) == 1 && x.stride(-1) != 1; }
 
 struct Launch {
-  Entry& entry;
+  const Entry& entry;
   const Call& call;
-  size_t most_maps;
 };
 
 // a @ b + bias. It saves what Python's node saves, as a checkpoint gives one what the other has saved.
-// Gradients have their operands' strides, so that accumulating copies none.
+// Gradients have their operands' strides, so that accumulating copies none. Compiled autograd traces the
+// backward, whose sizes it may not know.
 struct GemmNode : torch::autograd::Function<GemmNode> {
   using Context = torch::autograd::AutogradContext;
+  static constexpr bool is_traceable = true;
 
   static at::Tensor forward(Context* context, const at::Tensor& a, const at::Tensor& b,
                             const std::optional<at::Tensor>& bias, const Launch* launch) {
@@ -75,9 +64,7 @@ struct GemmNode : torch::autograd::Function<GemmNode> {
     context->save_for_backward({b.requires_grad() ? a : at::Tensor(), a.requires_grad() ? b : at::Tensor()});
     context->saved_data["by columns"] = int64_t{by_columns(a)} | int64_t{by_columns(b)} << 1;
     if (bias.has_value()) context->saved_data["bias"] = bias->sizes();
-    at::Tensor result;
-    if (!run(launch->entry, launch->call, launch->most_maps, result)) throw_python();
-    return result;
+    return run(launch->entry, launch->call);
   }
 
   static torch::autograd::variable_list backward(Context* context, torch::autograd::variable_list grads) {
@@ -92,8 +79,7 @@ struct GemmNode : torch::autograd::Function<GemmNode> {
       found[0] = columns & 1 ? gemm(b, of_c.mT()).mT() : gemm(of_c, b.mT());
     }
     if (context->needs_input_grad(1)) {
-      const at::Tensor x = a.reshape({-1, a.size(-1)});
-      const at::Tensor y = grad.to(a.scalar_type()).reshape({-1, grad.size(-1)});
+      const at::Tensor x = rows_of(a), y = rows_of(grad.to(a.scalar_type()));
       found[1] = columns & 2 ? gemm(y.mT(), x).mT() : gemm(x.mT(), y);
     }
     const auto bias = context->saved_data.find("bias");
@@ -105,45 +91,33 @@ struct GemmNode : torch::autograd::Function<GemmNode> {
   // As `ops._through_addition`, of a bias with one value for each column: entries add no other without a
   // copy.
   static at::Tensor down_columns(const at::Tensor& grad, at::IntArrayRef sizes) {
-    const int64_t columns = grad.size(-1), rows = grad.numel() / columns;
     const c10::TensorImpl* impl = grad.unsafeGetTensorImpl();
-    if (is_watched() || rows < products.many_rows || grad.element_size() != 2 || !impl->has_storage() ||
-        impl->is_python_dispatch())
+    if (is_watched() || grad.element_size() != 2 || !impl->has_storage() || impl->is_python_dispatch() ||
+        impl->has_symbolic_sizes_strides())
       return grad.sum_to_size(sizes);
+    const int64_t columns = grad.size(-1), rows = grad.numel() / columns;
+    if (rows < triton_gemm::backward.many_rows) return grad.sum_to_size(sizes);
     return gemm(at::ones({1, rows}, grad.options()), grad.reshape({rows, columns})).reshape(sizes);
   }
 };
 
 // Whether `with_derivative` can make the result of a call that needs a gradient. Of alpha an entry knows only
 // whether it is 0.
-bool has_derivative(const Entry& entry, const Call& call) {
+inline bool has_derivative(const Entry& entry, const Call& call) {
   const at::Tensor &a = *call.operands[0], &b = *call.operands[1];
-  return entry.derivative != kNone && !call.given && call.alpha == 1 && a.dim() >= 2 && b.dim() == 2 &&
-         entry.result.dtype == a.scalar_type() &&
+  return entry.derivative != Derivative::kNone && !call.given && call.alpha == 1 && a.dim() >= 2 &&
+         b.dim() == 2 && entry.result.dtype == static_cast<int>(a.scalar_type()) &&
          (call.count == 2 || call.operands[2]->scalar_type() == a.scalar_type()) && !is_watched();
 }
 
 // The result of a call that needs a gradient, whose entry it is.
-at::Tensor with_derivative(Entry& entry, const Call& call, size_t most_maps) {
-  const Launch launch{entry, call, most_maps};
+inline at::Tensor with_derivative(const Entry& entry, const Call& call) {
+  const Launch launch{entry, call};
   const at::Tensor& b = *call.operands[1];
   std::optional<at::Tensor> bias;
   if (call.count > 2) bias = *call.operands[2];
-  return GemmNode::apply(*call.operands[0], entry.derivative == kLinear ? b.t() : b, bias, &launch);
+  return GemmNode::apply(*call.operands[0], entry.derivative == Derivative::kLinear ? b.t() : b, bias,
+                         &launch);
 }
 
-// backward_by(table, said, request, many_rows): which calls a backward's products are like from now on; None:
-// none.
-PyObject* backward_by(PyObject*, PyObject* given) {
-  PyObject *table, *said, *request;
-  long long many_rows;
-  if (!PyArg_ParseTuple(given, "OOOL", &table, &said, &request, &many_rows)) return nullptr;
-  if (table != Py_None && Py_TYPE(table) != table_type)
-    return PyErr_Format(PyExc_TypeError, "that is no table");
-  products.table = Reference(table == Py_None ? nullptr : table);
-  products.said = Reference(said), products.request = Reference(request);
-  products.many_rows = many_rows;
-  Py_RETURN_NONE;
-}
-
-}  // namespace
+}  // namespace triton_gemm

@@ -1,0 +1,212 @@
+"""Calls that C++ launches in threads that Python did not start, beside signals, forks and the garbage collector: in
+processes of their own, which must end by themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+BEGINNING = """
+import ctypes, gc, os, signal, sys, threading, time, warnings
+from pathlib import Path
+import pytest, torch, triton_gemm
+from tests.runtime import test_native_products as products
+from tests.support import fake_driver
+from triton_gemm.functional import fast_path, ops, routing
+from triton_gemm.runtime import native, plan, policies
+from triton_gemm.selection import generation
+
+warnings.simplefilter("ignore")
+patch = pytest.MonkeyPatch()
+driver = fake_driver.install(patch, Path(sys.argv[1]))
+patch.setattr(native, "built", native.module)
+patch.setattr(routing._overrides, "_key", "CPU")
+patch.setattr("torch.cuda.device_count", lambda: 1)
+patch.setattr(plan.background, "enabled", lambda: False)
+patch.setattr(plan, "info_of", lambda _: fake_driver.HOPPER)
+# What a driver would launch with, and needs no Python: a function of libc that does nothing and returns 0.
+nothing = ctypes.cast(ctypes.CDLL(None).posix_spawnattr_destroy, ctypes.c_void_p).value
+A = B = products.A = products.B = products.OUT = torch.ones(64, 64, dtype=torch.bfloat16)
+X = torch.eye(8)
+# Graphs of autograd keep these, too: torch takes the GIL where a thread drops a tensor that Python alone keeps then.
+graphs = [x * torch.ones((), requires_grad=True) for x in (A, X)]
+
+def know(overload="mm"):
+    products.make_known(driver, overload)
+    native.module().connect(nothing, nothing)
+
+def launched():
+    return routing._by_cpp.launched(True).get("mm", 0)
+
+scripted = torch.jit.CompilationUnit('''
+def multiply(a, b, count: int):
+    c = a
+    for _ in range(count):
+        c = torch.mm(c, b)
+    return c
+def start(a, b, count: int):
+    return torch.jit.fork(multiply, a, b, count)
+def fill(a, b, c, count: int):
+    for _ in range(count):
+        torch.mm(a, b, out=c)
+    return count
+def start_filling(a, b, c, count: int):
+    return torch.jit.fork(fill, a, b, c, count)
+''')
+
+def start(count, threads=2):
+    # Of what is in the table, and of what stays torch's.
+    return [scripted.start(x, y, count) for x, y in ((A, B), (X, X))[:threads]]
+
+def holding_the_gil(running, patience_s=20):
+    # Whether they end while this thread holds the GIL.
+    usleep = ctypes.PyDLL(None).usleep
+    until = time.monotonic() + patience_s
+    while not all(x.done() for x in running) and time.monotonic() < until:
+        usleep(1000)
+    return all(x.done() for x in running)
+"""
+
+# Each with what it must do, in a sentence.
+SCRIPTS = {
+    "rules begin and end": """
+with triton_gemm.use(only=torch.bfloat16):
+    know()
+    torch.mm(A, B)
+    assert launched() == 1
+for _ in range(3):
+    running = start(3_000) + start(3_000)
+    while not all(x.done() for x in running):
+        with triton_gemm.use(only=torch.bfloat16):
+            torch.mm(X, X)
+        try:
+            with triton_gemm.use(only="bmm"):
+                raise KeyError
+        except KeyError:
+            pass
+    assert all(x.wait().shape[0] in (8, 64) for x in running)
+assert launched() > 0
+""",
+    "no call needs the GIL where nothing is routed": """
+with triton_gemm.use(only=torch.bfloat16):
+    know()
+switch = sys.getswitchinterval()
+sys.setswitchinterval(1000)
+assert holding_the_gil(start(300))
+assert launched() == 0
+""",
+    # Whose operands were multiplied before; Python encodes the tensor map of a new address.
+    "no call in the table needs the GIL": """
+C = torch.empty_like(A)
+graphs.append(C * torch.ones((), requires_grad=True))
+products.OUT = C
+with triton_gemm.use(only=torch.bfloat16):
+    know("mm.out")
+    torch.mm(A, B, out=C)
+    sys.setswitchinterval(1000)
+    assert holding_the_gil([scripted.start_filling(A, B, C, 300) for _ in range(2)])
+    assert routing._by_cpp.launched(True)["mm.out"] == 601
+""",
+    "what handlers raise is heard": """
+class Stop(Exception): pass
+def handle(*_):
+    raise Stop
+signal.signal(signal.SIGALRM, handle)
+with triton_gemm.use(only=torch.bfloat16):
+    know()
+    with policies.policy("cached"):
+        pass  # from now on C++ asks for the policy of a backward
+    heard = 0
+    for i in range(400):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 2e-5 + i % 40 * 5e-6)
+            for _ in range(400):
+                torch.mm(A, B)
+            signal.pause()
+        except Stop:
+            heard += 1
+assert heard == 400, heard
+""",
+    "an entry that ends may call the table": """
+with triton_gemm.use(only=torch.bfloat16):
+    know()
+    fast = routing._rules[-1].fast
+    table = fast.table
+    [known] = fast.calls.values()
+    entry = native.entry_of(known.plan, *known.like)
+    calls = 0
+    class Ends:
+        def __del__(self):
+            global calls
+            calls += 1
+            table.take("mm", A, B, (), products.SUM, None, True)
+            if calls % 3 == 0:
+                table.forget()
+            table.keep(arguments(calls), entry)
+    def arguments(rows):
+        return "mm", torch.empty(rows + 1, 64, dtype=torch.bfloat16), B, (), products.SUM, None, True
+    small = native.table(native.module(), 3)
+    for i in range(50):
+        small.keep(arguments(i), entry._replace(plan=Ends()))
+    small.keep(arguments(1), entry)
+    small.forget()
+    assert calls == 50, calls
+""",
+    "threads keep, forget and find": """
+with triton_gemm.use(only=torch.bfloat16):
+    know()
+    fast = routing._rules[-1].fast
+    [known] = fast.calls.values()
+    entry = native.entry_of(known.plan, *known.like)
+    running, ended = start(20_000), []
+    def change():
+        for i in range(2000):
+            others = "mm", torch.empty(i + 1, 64, dtype=torch.bfloat16), B, (), products.SUM, None, True
+            fast.table.keep(others, entry)
+            if i % 100 == 0:
+                fast.table.forget()
+                fast.table.keep(("mm", A, B, (), products.SUM, None, True), entry)
+            if i % 500 == 0:
+                generation.advance()
+        ended.append(True)
+    threads = [threading.Thread(target=change) for _ in range(2)]
+    [x.start() for x in threads]
+    [x.join() for x in threads]
+    assert len(ended) == 2 and all(x.wait().shape[0] in (8, 64) for x in running)
+    assert launched() > 0
+""",
+    # While threads look up calls. (Those that ask Python for more may hold a lock of its own at the fork.)
+    "a child that was forked meanwhile multiplies": """
+C = products.OUT = torch.empty_like(A)
+graphs.append(C * torch.ones((), requires_grad=True))
+with triton_gemm.use(only=torch.bfloat16):
+    know("mm.out")
+    torch.mm(A, B, out=C)
+    running = [scripted.start_filling(A, B, C, 300_000) for _ in range(2)]
+    children = 0
+    while not all(x.done() for x in running):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            assert torch.mm(X, X).equal(X)
+            routing._rules[-1].fast.table.take("mm.out", A, B, (), products.SUM, C, True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        children += 1
+    assert children > 3, children
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_calls_go_on(name: str, extension: Path) -> None:
+    script = BEGINNING + SCRIPTS[name] + "print('ended', flush=True)\n"
+    command = [sys.executable, "-c", script, str(extension)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr

@@ -1,0 +1,264 @@
+// The module `triton_gemm_native`: a table of cached calls, which it launches, and products of torch's
+// dispatcher that look their calls up in one. `compat/native.py` builds and loads it, `runtime/native.py`
+// describes entries. What a table has no entry for is Python's, so Python alone decides what a call may run
+// on.
+#include <pybind11/pybind11.h>
+
+#include "derivatives.h"
+#include "parse.h"
+#include "products.h"
+
+namespace triton_gemm {
+namespace {
+
+struct PyTable {
+  PyObject_HEAD;
+  Table* table;  // never freed, as threads without the GIL may be reading it
+};
+PyTypeObject* table_type;
+
+// Reads what Python says: op, a, b, auxiliary, request, out, dispatched. False where no entry is for such a
+// call.
+bool read(Call& call, PyObject* const* arguments, bool add) {
+  PyObject *auxiliary = arguments[3], *request = arguments[4], *out = arguments[5];
+  const auto add_python = [&](PyObject* given) {
+    return THPVariable_CheckExact(given) && add_operand(call, THPVariable_Unpack(given));
+  };
+  if (!PyTuple_CheckExact(auxiliary) || !PyTuple_Check(request) || PyTuple_GET_SIZE(request) < 1)
+    return false;
+  PyObject* alpha = PyTuple_GET_ITEM(request, 0);
+  if (PyFloat_CheckExact(alpha)) {
+    call.alpha = PyFloat_AS_DOUBLE(alpha);
+  } else if (!PyLong_CheckExact(alpha) || ((call.alpha = PyLong_AsDouble(alpha)) == -1 && PyErr_Occurred())) {
+    PyErr_Clear();  // of an integer that is too large
+    return false;
+  }
+  call.dispatched = arguments[6] == Py_True, call.given = out != Py_None;
+  const int64_t operation = state.numbers.of(arguments[0], add);
+  const int64_t number = operation < 0 ? operation : state.numbers.of_request(request, add);
+  if (number < 0) return false;
+  add_operation(call, operation, number, PyTuple_GET_SIZE(auxiliary));
+  if (!add_python(arguments[1]) || !add_python(arguments[2]) || (call.given && !add_python(out)))
+    return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(auxiliary); ++i)
+    if (!add_python(PyTuple_GET_ITEM(auxiliary, i))) return false;
+  return add_state(call, add);
+}
+
+template <typename Body>
+PyObject* translated(const Body& body) {
+  try {
+    return body();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+// take(op, a, b, auxiliary, request, out, dispatched): the result, with its derivative where it needs one, or
+// None for what Python must take.
+PyObject* take(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 7) return PyErr_Format(PyExc_TypeError, "take() takes 7 arguments");
+  return translated([&]() -> PyObject* {
+    Call call;
+    const auto found = entry_of(*reinterpret_cast<PyTable*>(self)->table, call,
+                                [&] { return read(call, arguments, false); });
+    if (found == nullptr || (call.needs_grad && !has_derivative(*found, call))) Py_RETURN_NONE;
+    at::Tensor result;
+    {
+      const py::gil_scoped_release others_may_run;
+      result = call.needs_grad ? with_derivative(*found, call) : run(*found, call);
+    }
+    return call.given ? Py_NewRef(arguments[5]) : THPVariable_Wrap(std::move(result));
+  });
+}
+
+// keep(what `take` takes, an entry): whether it is kept: not for what `take` would not look for.
+PyObject* keep(PyObject* self, PyObject* given) {
+  PyObject *arguments, *description;
+  if (!PyArg_ParseTuple(given, "O!O", &PyTuple_Type, &arguments, &description)) return nullptr;
+  if (PyTuple_GET_SIZE(arguments) != 7) return PyErr_Format(PyExc_TypeError, "take() takes 7 arguments");
+  return translated([&] {
+    Call call;
+    if (!read(call, &PyTuple_GET_ITEM(arguments, 0), true)) return Py_NewRef(Py_False);
+    auto entry = parse_entry(description, call.count + !call.given);
+    stream_of(call.device());  // or it says here that this torch has no such call
+    reinterpret_cast<PyTable*>(self)->table->keep(call.key, std::move(entry));
+    return Py_NewRef(Py_True);
+  });
+}
+
+PyObject* forget(PyObject* self, PyObject*) {
+  reinterpret_cast<PyTable*>(self)->table->clear();
+  Py_RETURN_NONE;
+}
+
+PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  Py_ssize_t capacity;
+  if (!PyArg_ParseTuple(arguments, "n", &capacity)) return nullptr;
+  auto* self = reinterpret_cast<PyTable*>(type->tp_alloc(type, 0));
+  if (self != nullptr) self->table = new Table(capacity);
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void end(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  reinterpret_cast<PyTable*>(self)->table->clear();
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+Table* table_of(PyObject* given) {
+  if (given == Py_None) return nullptr;
+  if (Py_TYPE(given) != table_type) throw torch::TypeError("that is no table");
+  return reinterpret_cast<PyTable*>(given)->table;
+}
+
+// setup(configuration): with the fields that it reads here.
+PyObject* setup(PyObject*, PyObject* given) {
+  return translated([&] {
+    const py::handle configuration(given);
+    state.context = py::object(configuration.attr("context")).release().ptr();
+    state.in_backward = kept(configuration.attr("in_backward"));
+    state.make_context = kept(configuration.attr("make_context"));
+    state.hooks.set(configuration.attr("hooks"));
+    Py_RETURN_NONE;
+  });
+}
+
+// connect(launch, error_string): the addresses of the driver's functions; no entry may be kept before.
+PyObject* connect(PyObject*, PyObject* given) {
+  unsigned long long launch, error_string;
+  if (!PyArg_ParseTuple(given, "KK", &launch, &error_string)) return nullptr;
+  state.driver = new Driver{reinterpret_cast<decltype(Driver::launch)>(launch),
+                            reinterpret_cast<decltype(Driver::error_string)>(error_string), [](int device) {
+                              const py::gil_scoped_acquire gil;
+                              ask(state.make_context, device);
+                            }};
+  Py_RETURN_NONE;
+}
+
+// follow(epoch, policies): the state that choices depend on from now on.
+PyObject* follow(PyObject*, PyObject* given) {
+  long long epoch;
+  int policies;
+  if (!PyArg_ParseTuple(given, "Lp", &epoch, &policies)) return nullptr;
+  state.policies.store(policies != 0, std::memory_order_release);
+  state.epoch.store(epoch, std::memory_order_release);
+  Py_RETURN_NONE;
+}
+
+// group(registers_anew): makes a group, and returns its number.
+PyObject* group(PyObject*, PyObject* registers_anew) {
+  groups.emplace_back();
+  if (registers_anew != Py_None) groups.back().registers_anew = kept(registers_anew);
+  return PyLong_FromSize_t(groups.size() - 1);
+}
+
+Group& group_at(py::handle number) { return groups.at(number.cast<size_t>()); }
+
+// register(group, operator, key, python, op, request, places): puts a product in the place of the operator's
+// kernel for that dispatch key. python: the operator whose kernel for it takes what the table has not. Its
+// calls are found by `op` and the request.
+PyObject* register_(PyObject*, PyObject* given) {
+  PyObject *number, *operation, *request;
+  const char *full, *key, *python;
+  Places places;
+  if (!PyArg_ParseTuple(given, "OsssUO!(iiiiii)", &number, &full, &key, &python, &operation, &PyTuple_Type,
+                        &request, &places.a, &places.b, &places.input, &places.alpha, &places.beta,
+                        &places.out))
+    return nullptr;
+  return translated([&] {
+    register_product(group_at(number), full, key, python, PyUnicode_AsUTF8(operation),
+                     state.numbers.of(operation, true), state.numbers.of_request(request, true), places);
+    Py_RETURN_NONE;
+  });
+}
+
+// unregister(group): takes the group's products back, and frees none, as threads may be running them.
+PyObject* unregister(PyObject*, PyObject* number) {
+  return translated([&] {
+    group_at(number).registrations.clear();
+    Py_RETURN_NONE;
+  });
+}
+
+// route(group, active, table): whether the group's products are routed from now on, and the table that they
+// ask.
+PyObject* route(PyObject*, PyObject* given) {
+  PyObject *number, *table;
+  int active;
+  if (!PyArg_ParseTuple(given, "OpO", &number, &active, &table)) return nullptr;
+  return translated([&] {
+    Group& group = group_at(number);
+    group.table.store(table_of(table), std::memory_order_release);
+    group.active.store(active != 0, std::memory_order_release);
+    Py_RETURN_NONE;
+  });
+}
+
+// launched(group, reset): how many calls of each product C++ launched, by `op`; then from zero, if so asked.
+PyObject* launched(PyObject*, PyObject* given) {
+  PyObject* number;
+  int reset;
+  if (!PyArg_ParseTuple(given, "Op", &number, &reset)) return nullptr;
+  return translated([&] {
+    py::dict found;
+    for (auto& [operation, count] : group_at(number).launches)
+      found[operation.c_str()] = reset ? count.exchange(0) : count.load();
+    return found.release().ptr();
+  });
+}
+
+// backward_by(table, op, request, many_rows): which calls a backward's products are like from now on; None:
+// none.
+PyObject* backward_by(PyObject*, PyObject* given) {
+  PyObject *table, *operation, *request;
+  long long many_rows;
+  if (!PyArg_ParseTuple(given, "OOO!L", &table, &operation, &PyTuple_Type, &request, &many_rows))
+    return nullptr;
+  return translated([&] {
+    backward.table.store(nullptr, std::memory_order_release);
+    backward.operation = state.numbers.of(operation, true);
+    backward.request = state.numbers.of_request(request, true);
+    backward.many_rows = many_rows;
+    backward.table.store(table_of(table), std::memory_order_release);
+    Py_RETURN_NONE;
+  });
+}
+
+PyMethodDef methods[] = {
+    {"take", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(take)), METH_FASTCALL, nullptr},
+    {"keep", keep, METH_VARARGS, nullptr},
+    {"forget", forget, METH_NOARGS, nullptr},
+    {}};
+PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
+                       {Py_tp_dealloc, reinterpret_cast<void*>(end)},
+                       {Py_tp_methods, methods},
+                       {}};
+PyType_Spec spec = {"triton_gemm_native.Table", sizeof(PyTable), 0, Py_TPFLAGS_DEFAULT, slots};
+PyMethodDef functions[] = {{"setup", setup, METH_O, nullptr},
+                           {"connect", connect, METH_VARARGS, nullptr},
+                           {"follow", follow, METH_VARARGS, nullptr},
+                           {"group", group, METH_O, nullptr},
+                           {"register", register_, METH_VARARGS, nullptr},
+                           {"unregister", unregister, METH_O, nullptr},
+                           {"route", route, METH_VARARGS, nullptr},
+                           {"launched", launched, METH_VARARGS, nullptr},
+                           {"backward_by", backward_by, METH_VARARGS, nullptr},
+                           {}};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "triton_gemm_native", nullptr, -1, functions};
+
+}  // namespace
+}  // namespace triton_gemm
+
+PyMODINIT_FUNC PyInit_triton_gemm_native() {
+  using namespace triton_gemm;
+  PyObject* module = PyModule_Create(&definition);
+  if (table_type == nullptr) table_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  if (module != nullptr &&
+      (table_type == nullptr ||
+       PyModule_AddObjectRef(module, "Table", reinterpret_cast<PyObject*>(table_type)) < 0))
+    Py_CLEAR(module);
+  return module;
+}

@@ -1,0 +1,83 @@
+// The table of cached calls: what a call is looked up by, and what it launches. Neither torch nor Python is
+// used here.
+#pragma once
+#include <atomic>
+#include <shared_mutex>
+
+#include "launch.h"
+
+namespace triton_gemm {
+
+constexpr int kMaxWords = 96;
+
+// All that calls have in common that launch the same, as integers: the operation, the state that choices
+// depend on, and of every operand all but its address.
+struct Key {
+  int64_t words[kMaxWords];
+  int size = 0;
+  uint64_t hash = 0;
+
+  // Words beyond the last are not kept: such a key is `full`, and no call has it.
+  void add(int64_t word) {
+    if (size < kMaxWords) words[size] = word;
+    ++size;
+    hash = (hash ^ static_cast<uint64_t>(word)) * 0x9E3779B97F4A7C15u;
+    hash ^= hash >> 29;
+  }
+  bool full() const { return size > kMaxWords; }
+};
+
+struct Shape {
+  std::vector<int64_t> sizes, strides;
+  int dtype;  // c10::ScalarType
+};
+
+// Memory that launches of one stream share, for split-K: partial sums, and counters.
+struct Workspace {
+  virtual ~Workspace() = default;
+  // Adds two addresses. What is returned keeps the memory.
+  virtual std::shared_ptr<void> get(CUstream stream, uint64_t* addresses) = 0;
+};
+
+// C++ has none; that of a @ b or of a @ b.T, with or without a bias.
+enum class Derivative { kNone, kProduct, kLinear };
+
+// What a cached call launches.
+struct Entry {
+  Shape result;  // of a call without `out`
+  std::vector<Shape> temporaries;
+  std::shared_ptr<Workspace> workspace;
+  std::array<uint64_t, 3> extents;  // bytes from the first element of a, b and c to the end of the last
+  bool copies;  // whether the launches add to the result, which is a copy of the last auxiliary operand first
+  Derivative derivative;
+  std::vector<Step> steps;
+  std::shared_ptr<void> owner;  // of the kernels
+};
+
+// Calls by key, at most `capacity`: the oldest is given up first. Threads may share it. A forked child finds
+// nothing, because a thread of its parent may have held the lock.
+class Table {
+ public:
+  explicit Table(size_t capacity) : capacity_(capacity) { entries_.reserve(capacity); }
+  std::shared_ptr<const Entry> find(const Key& key) const;
+  void keep(const Key& key, std::shared_ptr<const Entry> entry);
+  void clear();
+  bool empty() const { return empty_.load(std::memory_order_acquire); }
+
+ private:
+  struct Kept {
+    std::vector<int64_t> words;
+    std::shared_ptr<const Entry> entry;
+  };
+  using Entries = std::unordered_multimap<uint64_t, Kept>;
+  Entries::const_iterator position(const Key& key) const;
+
+  const size_t capacity_;
+  std::atomic<bool> empty_ = true;
+  mutable std::shared_mutex changing_;  // never held while an entry ends, which may run Python
+  Entries entries_;
+  std::deque<Entries::const_iterator>
+      order_;  // the oldest first; valid, as what is reserved is never rehashed
+};
+
+}  // namespace triton_gemm
