@@ -254,7 +254,7 @@ def test_inductors_graphs_of_products_that_share_memory() -> None:
                 assert (found - expected).norm() <= 2e-2 * expected.norm()
                 del junk
     trees = stream_of_graph_trees(torch.cuda.current_device())
-    assert trees is not None and all(stream != trees for _, stream, _ in set(workspace._workspaces) - before)
+    assert trees is not None and all(key[1] != trees for key in set(workspace._workspaces) - before)
 
 
 @pytest.mark.slow

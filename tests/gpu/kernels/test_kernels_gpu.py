@@ -51,7 +51,7 @@ def counters_are_zero() -> bool:
     """On all streams; a graph zeroes its own before each replay."""
     torch.cuda.synchronize()
     kept = list(workspace._workspaces.items())
-    return not any(bool(counters.any()) for (_, _, capture), (_, counters) in kept if not capture)
+    return not any(bool(counters.any()) for (*_, capture, _), (_, counters) in kept if not capture)
 
 
 class Operands(kernel_cases.Operands):
