@@ -3,29 +3,29 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 namespace triton_gemm {
 
-TensorMap TensorMaps::get(const MapParameter& parameter, uint64_t address) {
-  const Name name{parameter.id, address};
-  {
-    const std::lock_guard lock(changing_);
-    const auto found = maps_.find(name);
-    if (found != maps_.end()) return found->second;
+void TensorMaps::fill(const std::vector<MapParameter>& parameters, const uint64_t* addresses, char* bytes) {
+  std::unique_lock lock(changing_);
+  for (const MapParameter& parameter : parameters) {
+    const Name name{parameter.id, addresses[parameter.operand]};
+    auto found = maps_.find(name);
+    if (found == maps_.end()) {
+      lock.unlock();
+      const TensorMap made = parameter.encoder->encode(name.second);
+      lock.lock();
+      while (maps_.size() >= capacity_) {
+        maps_.erase(order_.front());
+        order_.pop_front();
+      }
+      bool is_new;
+      std::tie(found, is_new) = maps_.emplace(name, made);
+      if (is_new) order_.push_back(name);
+    }
+    std::memcpy(bytes + parameter.offset, found->second.bytes, sizeof(TensorMap));
   }
-  const TensorMap made = parameter.encoder->encode(address);
-  const std::lock_guard lock(changing_);
-  if (maps_.emplace(name, made).second) order_.push_back(name);
-  while (maps_.size() > capacity_) {
-    maps_.erase(order_.front());
-    order_.pop_front();
-  }
-  return made;
-}
-
-size_t TensorMaps::size() const {
-  const std::lock_guard lock(changing_);
-  return maps_.size();
 }
 
 CUlaunchAttributeValue& Step::add(CUlaunchAttributeID id) {
@@ -69,14 +69,11 @@ void launch(const Step& step, const Driver& driver, TensorMaps& maps, CUstream s
   const auto narrow = static_cast<float>(alpha);
   for (const auto& [offset, size] : step.alphas)
     std::memcpy(bytes + offset, size == 4 ? static_cast<const void*>(&narrow) : &alpha, size);
-  for (const MapParameter& parameter : step.maps) {
-    const TensorMap map = maps.get(parameter, addresses[parameter.operand]);
-    std::memcpy(bytes + parameter.offset, map.bytes, sizeof map.bytes);
-  }
+  if (!step.maps.empty()) maps.fill(step.maps, addresses, bytes);
   for (size_t i = 0; i < step.offsets.size(); ++i) pointers[i] = bytes + step.offsets[i];
   CUlaunchConfig config = step.config;
-  auto attributes = step.attributes;
-  config.hStream = stream, config.attrs = attributes.data();
+  config.hStream = stream;
+  config.attrs = const_cast<CUlaunchAttribute*>(step.attributes.data());  // which the driver only reads
   CUresult error = driver.launch(&config, step.function, pointers, nullptr);
   if (error == CUDA_ERROR_INVALID_CONTEXT) {  // this thread may have used no CUDA before
     driver.make_context(device);

@@ -51,8 +51,8 @@ struct MapParameter {
 class TensorMaps {
  public:
   explicit TensorMaps(size_t capacity) : capacity_(capacity) {}
-  TensorMap get(const MapParameter& parameter, uint64_t address);
-  size_t size() const;
+  // Puts the maps of these parameters for a call's addresses into `bytes`.
+  void fill(const std::vector<MapParameter>& parameters, const uint64_t* addresses, char* bytes);
 
  private:
   using Name = std::pair<uint64_t, uint64_t>;
@@ -62,7 +62,7 @@ class TensorMaps {
     }
   };
   const size_t capacity_;
-  mutable std::mutex changing_;  // never held while anything is encoded
+  std::mutex changing_;  // never held while anything is encoded
   std::unordered_map<Name, TensorMap, Hash> maps_;
   std::deque<Name> order_;
 };

@@ -66,7 +66,7 @@ PyObject* take(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     if (found == nullptr || (call.needs_grad && !has_derivative(*found, call))) Py_RETURN_NONE;
     at::Tensor result;
     {
-      const py::gil_scoped_release others_may_run;
+      const WithoutGil others_may_run;
       result = call.needs_grad ? with_derivative(*found, call) : run(*found, call);
     }
     return call.given ? Py_NewRef(arguments[5]) : THPVariable_Wrap(std::move(result));

@@ -20,6 +20,17 @@ namespace py = pybind11;
   throw std::move(error);
 }
 
+// The GIL is released while this lives. As pybind11's, which costs more.
+class WithoutGil {
+ public:
+  WithoutGil() : thread_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(thread_); }
+  WithoutGil(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* thread_;
+};
+
 // A Python object that C++ keeps, which may end in a thread without the GIL, and after Python.
 inline std::shared_ptr<PyObject> kept(py::handle object) {
   return {object.inc_ref().ptr(), [](PyObject* ended) {
