@@ -381,10 +381,11 @@ STATES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_another_state_is_python_s(call: Call, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with STATES[name](monkeypatch):
-        assert call.by_cpp() is None
-        assert not call.driver.seen
-    assert "hook" not in name or call.by_cpp() is not None
+    for _ in range(2 if "hook" in name else 1):  # a chain that was assigned back stands among the knobs' own attributes
+        with STATES[name](monkeypatch):
+            assert call.by_cpp() is None
+            assert not call.driver.seen
+        assert "hook" not in name or call.by_cpp() is not None
 
 
 def test_a_policy_that_is_equal_is_the_same(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,16 @@ with triton_gemm.use(only=torch.bfloat16):
     assert len(ended) == 2 and all(x.wait().shape[0] in (8, 64) for x in running)
     assert launched() > 0
 """,
+    "a child that is forked before launches by itself": """
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    with triton_gemm.use(only=torch.bfloat16):
+        know()
+        torch.mm(A, B)
+        os._exit(launched() != 1)
+assert os.waitpid(child, 0)[1] == 0
+""",
     # While threads look up calls. (Those that ask Python for more may hold a lock of its own at the fork.)
     "a child that was forked meanwhile multiplies": """
 C = products.OUT = torch.empty_like(A)

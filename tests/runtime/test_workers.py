@@ -100,8 +100,11 @@ def fork_while_all_is_locked() -> None:
             lock.acquire()
         taken.set()
         end.wait()
+        for lock in (*held.values(), step.compiling):
+            lock.release()
 
-    threading.Thread(target=hold, daemon=True).start()
+    holder = threading.Thread(target=hold, daemon=True)
+    holder.start()
     taken.wait()
 
     def free() -> None:
@@ -112,6 +115,7 @@ def fork_while_all_is_locked() -> None:
     assert in_child(free) == 0
     assert in_child(planned) == 0
     end.set()
+    holder.join()
 
 
 def script(source: str) -> str:

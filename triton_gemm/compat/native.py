@@ -23,7 +23,14 @@ _NAME = "triton_gemm_native"  # the module's name, as its source has it
 _SOURCES = sorted(Path(__file__).with_name("cpp").glob("*.cpp"))
 _HEADERS = sorted(Path(__file__).with_name("cpp").glob("*.h"))
 _TORCH = Path(torch.__file__).parent
-_FLAGS = ["-O2", "-fPIC", "-std=c++20", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+_FLAGS = [
+    "-O2",
+    "-fPIC",
+    "-std=c++20",
+    "-w",
+    "-fvisibility=hidden",
+    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+]
 _LIBRARIES = ["c10", "torch_cpu", "torch", "torch_python"]
 if (_TORCH / "lib" / "libtorch_cuda.so").exists():
     _LIBRARIES += ["c10_cuda", "torch_cuda"]

@@ -29,6 +29,8 @@ from ..runtime.workspace import allocator
 DERIVATIVES: dict[Hashable, int] = {"matmul": 1, "mm": 1, "addmm": 1, "triton_gemm::gemm": 1, "linear": 2}
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
 Key = tuple[object, ...]
+# What an entry may raise that is not Triton's launcher's. A signal's handler may raise others.
+EXPECTED = (AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 log = logging.getLogger("triton_gemm")
 
 
@@ -160,7 +162,7 @@ class FastPath:
             entry = native.entry_of(found.plan, *found.like, derivative, found.copies)
             table = self._table(extension)
             table.keep(call, entry)
-        except Exception as error:  # the call itself was launched
+        except EXPECTED as error:  # the call itself was launched
             log.debug("calls like %s are launched by Python: %s", key, error)
             return
         said, a, b, auxiliary, request, out, _ = call

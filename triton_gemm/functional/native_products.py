@@ -63,8 +63,10 @@ class NativeProducts:
         try:
             for (operator, (op, places)), key in product(self._products.items(), keys):
                 extension.register(self._group, operator, key, self._python(operator), op, SUM, places)
-        except Exception as error:  # in no call's way
+        except BaseException as error:
             extension.unregister(self._group)
+            if not isinstance(error, (RuntimeError, ValueError)):  # of a signal's handler
+                raise
             log.debug("products go on through Python: %s", error)
         else:
             self._extension = extension

@@ -53,6 +53,8 @@ class Overrides:
             lambda operator: operator.replace("aten::", "triton_gemm::_routed_"),
             self._register_anew,
         )
+        self._private = library_of("_routed")  # takes back what an earlier one has, where a module is loaded again
+        before_withdrawal("_routed", self.unregister)
 
     def register(self) -> bool:
         """Registers all, or none where one cannot be overridden; whether that was to do. A signal's handler may come
@@ -63,6 +65,9 @@ class Overrides:
             self._registering = True
             try:
                 self._register()
+            except BaseException:  # as of a signal's handler: what is registered must be all, or nothing
+                self.unregister()
+                raise
             finally:
                 self._registering = False
         return True
@@ -74,6 +79,7 @@ class Overrides:
             for library in self.libraries:
                 withdraw(library)
             self.libraries.clear()
+            self.by_cpp.route(False, None)
             self.by_cpp.unregister()
 
     def by_torch(self, overload: str, keys: torch.DispatchKeySet, *arguments: Any, **named: Any) -> Any:
@@ -123,11 +129,9 @@ class Overrides:
         """Makes Python's kernels those of operators of their own, which C++ calls."""
         if self._has_operators:
             return
-        library = library_of("_routed")
-        before_withdrawal("_routed", lambda: self.by_cpp.route(False, None))
         for overload, kernel in kernels.items():
             name, _, rest = overload.partition(".")
             schema = getattr(getattr(torch.ops.aten, name), rest or "default")._schema
-            library.define(str(schema).replace("aten::", "_routed_", 1))
-            library.impl(f"_routed_{overload}", kernel, self._key, with_keyset=True)
+            self._private.define(str(schema).replace("aten::", "_routed_", 1))
+            self._private.impl(f"_routed_{overload}", kernel, self._key, with_keyset=True)
         self._has_operators = True

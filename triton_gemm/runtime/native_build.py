@@ -308,10 +308,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _end() -> None:
     """Leaves nothing that runs, and no file."""
     global _ending
-    is_held = _lock.acquire(timeout=5)  # a thread that hangs does not keep Python from ending
-    _ending = True
-    if is_held:
-        _lock.release()
+    with _lock:
+        _ending = True
     for process in list(_running):
         _stop(process)
     for inside in list(_temporary):

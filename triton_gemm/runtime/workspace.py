@@ -14,7 +14,6 @@ graphs return: it is overwritten. There each launch has memory for itself.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -29,14 +28,14 @@ COUNTERS = 16_384
 MINIMUM = 4 << 20
 PER_THREAD = 2  # the handle of CU_STREAM_PER_THREAD
 
-_workspaces: OrderedDict[tuple[int, int, int, int], list[torch.Tensor]] = OrderedDict()
+_workspaces: dict[tuple[int, int, int, int], list[torch.Tensor]] = {}  # threads change it, in one step each
 _threads = count(1)
 _of_thread = threading.local()  # number: the thread's, which no other has, as a later one may have its ident
 
 
 def release_captured() -> None:
     """Gives up the memory of captures that have ended. Graphs keep what they need until they are deleted."""
-    for key in [key for key in _workspaces if key[2]]:
+    for key in [key for key in list(_workspaces) if key[2]]:
         _workspaces.pop(key, None)
 
 
@@ -50,7 +49,7 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
     zeroed for each launch.
     """
     capture = capture_id(stream) if torch.cuda.is_current_stream_capturing() else 0
-    if not capture and any(key[2] for key in _workspaces):
+    if not capture and any(key[2] for key in list(_workspaces)):
         release_captured()
     key = (device, stream, capture, _thread() if stream == PER_THREAD else 0)
     found = _workspaces.get(key)
@@ -60,11 +59,14 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
         counters = found[1] if found else torch.zeros(COUNTERS, dtype=torch.int32, device=memory.device)
         if stream_of_graph_trees(device) == stream:
             return [memory, counters]
-        found = _workspaces[key] = [memory, counters]
+        before, found = found, [memory, counters]
+        _workspaces[key] = found
+        if before and stream == PER_THREAD and not capture:  # torch's allocator would give it to any thread's stream
+            torch.cuda.current_stream().synchronize()
         while len(_workspaces) > MAX_WORKSPACES:
-            (index, given_up, *_), _ = _workspaces.popitem(last=False)
-            if given_up == PER_THREAD and not capture:  # torch's allocator would give it to any thread's stream
-                torch.cuda.synchronize(index)
+            oldest = next(iter(list(_workspaces)))
+            if _workspaces.pop(oldest, None) is not None and oldest[1] == PER_THREAD and not capture:
+                torch.cuda.synchronize(oldest[0])
     return found
 
 

@@ -146,6 +146,38 @@ assert triton_gemm.report_routing()["bmm", "triton_gemm"] == 1
 with triton_gemm.use():
     assert torch.mm(X, X).equal(X) and triton_gemm.report_routing()["mm", "triton_gemm"] == 1
 """,
+    "a first block that is interrupted": """
+impl = torch.library.Library.impl
+for number in range(1, 12):
+    left = number
+    def interrupted(*arguments, **named):
+        global left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return impl(*arguments, **named)
+    torch.library.Library.impl = interrupted
+    try:
+        with triton_gemm.use():
+            raise AssertionError("nothing has interrupted it")
+    except KeyboardInterrupt:
+        pass
+    torch.library.Library.impl = impl
+    assert torch.mm(X, X).equal(X) and not routing._rules and not routing._overrides.libraries
+    with triton_gemm.use():
+        assert torch.mm(X, X).equal(X)
+    routing._unregister()
+""",
+    "a module that is loaded again": """
+import importlib
+for _ in range(2):
+    with triton_gemm.use():
+        assert torch.mm(X, X).equal(X)
+    importlib.reload(routing)
+    assert torch.mm(X, X).equal(X) and torch.addmv(X[0], X, X[0]).equal(2 * X[0])
+    with routing.use():
+        assert torch.mm(X, X).equal(X) and torch.addmv(X[0], X, X[0]).equal(2 * X[0])
+""",
     "another library's override that ends last": """
 with triton_gemm.use():
     library, before = torch.library.Library("aten", "IMPL"), torch.library.get_kernel("aten::mm", "CPU")

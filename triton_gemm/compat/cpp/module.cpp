@@ -143,8 +143,10 @@ PyObject* follow(PyObject*, PyObject* given) {
   long long epoch;
   int policies;
   if (!PyArg_ParseTuple(given, "Lp", &epoch, &policies)) return nullptr;
-  state.policies.store(policies != 0, std::memory_order_release);
-  state.epoch.store(epoch, std::memory_order_release);
+  if (policies) state.policies.store(true, std::memory_order_release);
+  int64_t before = state.epoch.load();  // threads may come here in another order than they got their numbers
+  while (before < epoch && !state.epoch.compare_exchange_weak(before, epoch)) {
+  }
   Py_RETURN_NONE;
 }
 

@@ -149,7 +149,7 @@ class Hooks {
     for (size_t i = 0; i < 2; ++i) {
       const auto hook = py::reinterpret_steal<py::object>(PyObject_GetAttrString(runtime_, kNames[i]));
       if (!hook) throw_python();
-      are_known &= hook.ptr() == chains_[i];
+      are_known &= hook.ptr() == chains_[i] && PyDict_GetItemString(attributes_, kNames[i]) == nullptr;
       if (hook.ptr() != chains_[i] && !hook.is_none()) return true;
       if (hook.ptr() == chains_[i] && !is_empty(lists_[i])) return true;
     }

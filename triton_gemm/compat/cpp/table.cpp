@@ -8,11 +8,15 @@
 namespace triton_gemm {
 namespace {
 
-std::atomic<bool> is_child = false;
+std::atomic<int> forks = 0;  // of the process and those that it was forked from
 [[maybe_unused]] const int registered =
-    pthread_atfork(nullptr, nullptr, [] { is_child.store(true, std::memory_order_relaxed); });
+    pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
 
 }  // namespace
+
+Table::Table(size_t capacity) : capacity_(capacity), forks_(forks) { entries_.reserve(capacity); }
+
+bool Table::is_of_parent() const { return forks_ != forks.load(std::memory_order_relaxed); }
 
 Table::Entries::const_iterator Table::position(const Key& key) const {
   const auto [begin, end] = entries_.equal_range(key.hash);
@@ -25,15 +29,14 @@ Table::Entries::const_iterator Table::position(const Key& key) const {
 }
 
 std::shared_ptr<const Entry> Table::find(const Key& key) const {
-  if (empty_.load(std::memory_order_acquire) || key.full() || is_child.load(std::memory_order_relaxed))
-    return nullptr;
+  if (empty_.load(std::memory_order_acquire) || key.full() || is_of_parent()) return nullptr;
   const std::shared_lock lock(changing_);
   const auto found = position(key);
   return found == entries_.end() ? nullptr : found->second.entry;
 }
 
 void Table::keep(const Key& key, std::shared_ptr<const Entry> entry) {
-  if (key.full() || is_child) return;
+  if (key.full() || is_of_parent()) return;
   std::vector<Entries::node_type> given_up;  // they end after the lock
   const std::unique_lock lock(changing_);
   while (order_.size() >= capacity_) {
@@ -50,7 +53,7 @@ void Table::keep(const Key& key, std::shared_ptr<const Entry> entry) {
 }
 
 void Table::clear() {
-  if (is_child) return;
+  if (is_of_parent()) return;
   Entries given_up;
   given_up.reserve(capacity_);
   const std::unique_lock lock(changing_);

@@ -55,10 +55,10 @@ struct Entry {
 };
 
 // Calls by key, at most `capacity`: the oldest is given up first. Threads may share it. A forked child finds
-// nothing, because a thread of its parent may have held the lock.
+// nothing in its parent's, because a thread of that may have held the lock; it makes tables of its own.
 class Table {
  public:
-  explicit Table(size_t capacity) : capacity_(capacity) { entries_.reserve(capacity); }
+  explicit Table(size_t capacity);
   std::shared_ptr<const Entry> find(const Key& key) const;
   void keep(const Key& key, std::shared_ptr<const Entry> entry);
   void clear();
@@ -72,7 +72,10 @@ class Table {
   using Entries = std::unordered_multimap<uint64_t, Kept>;
   Entries::const_iterator position(const Key& key) const;
 
+  bool is_of_parent() const;
+
   const size_t capacity_;
+  const int forks_;
   std::atomic<bool> empty_ = true;
   mutable std::shared_mutex changing_;  // never held while an entry ends, which may run Python
   Entries entries_;
