@@ -85,7 +85,7 @@ class Request(NamedTuple):
     the name of an `Arithmetic`; None: `default_arithmetic`. bias: None, or what has a value of its own: each row of C,
     "m", or each column, "n". scales, groups: as in GemmProblem. batch_invariant: whether rows have the same bits for
     any number of rows; None: as the policy says. residual: whether beta C is added last, to what the activation gives.
-    gate: as in GemmProblem.
+    gate, preactivation: as in GemmProblem.
     """
 
     alpha: float = 1  # whole numbers, because compilers take a float that is no constant of the source for a variable
@@ -99,10 +99,12 @@ class Request(NamedTuple):
     batch_invariant: bool | None = None
     residual: bool = False
     gate: bool = False
+    preactivation: bool = False
 
     def problem(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> GemmProblem:
         """What this is of a, b and c. As in BLAS alpha = 0 reads neither a nor b."""
-        fields = {name: getattr(self, name) for name in ("activation", "precision", "bias", "scales", "groups", "gate")}
+        names = ("activation", "precision", "bias", "scales", "groups", "gate", "preactivation")
+        fields = {name: getattr(self, name) for name in names}
         residual = self.residual and self.beta != 0 and self.activation is not None
         problem = GemmProblem.of(a, b, c, has_beta=self.beta != 0, residual=residual, **fields)
         return replace(problem, K=0) if self.alpha == 0 else problem
@@ -126,6 +128,9 @@ class GemmProblem:
     gate: whether c = activation(a @ gate + gate_bias) * (a @ b + bias), of a second matrix, or one for each group of
     rows, that lies as b does; then bias is None or "n".
 
+    preactivation: whether what the activation is applied to is stored as well, as a matrix that lies as c does and is
+    rounded as c is; with a gate both products are. A backward needs it. It changes neither c nor what is chosen.
+
     groups: None, or the dimension that is cut into `batch` groups whose ends are in the GPU's memory: "m", where a is
     [M, K] and c [M, N] and each group of rows has a matrix of b for its own, or "k", where a is [M, K] and b [K, N] and
     each group of products a matrix of c.
@@ -148,8 +153,10 @@ class GemmProblem:
     groups: str | None = None
     residual: bool = False
     gate: bool = False
+    preactivation: bool = False
 
     def __post_init__(self) -> None:
+        assert self.activation is not None or not self.preactivation, "without an activation C is what it is applied to"
         if self.K == 0 and self.arithmetic.planes:  # an empty sum is the same in every precision
             object.__setattr__(self, "precision", IEEE.name)
 
@@ -190,10 +197,12 @@ class GemmProblem:
 
     @property
     def auxiliary(self) -> tuple[str, ...]:
-        """The operands that kernels read in addition to A, B and C, by name."""
+        """The operands in addition to A, B and C, by name: those that kernels read, then those that they only write. A
+        gate's "preactivation" is a @ gate + gate_bias, and "ungated" is a @ b + bias."""
         names = ("bias",) * (self.bias is not None) + ("a_scale", "b_scale") * (self.scales is not None)
         names += ("gate",) * self.gate + ("gate_bias",) * (self.gate and self.bias is not None)
-        return names + ("ends",) * (self.groups is not None)
+        names += ("ends",) * (self.groups is not None)
+        return names + ("preactivation",) * self.preactivation + ("ungated",) * (self.preactivation and self.gate)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -204,6 +213,10 @@ class GemmProblem:
     def planes(self) -> Planes:
         """What A and B are sums of; one plane each where they are multiplied as they are."""
         return self.arithmetic.planes or _one_plane(self.dtype)
+
+    def to_choose_for(self) -> GemmProblem:
+        """The same without what a choice ignores, so that a product with gradients has the bits of one without."""
+        return replace(self, preactivation=False) if self.preactivation else self
 
     def swap_ab(self) -> GemmProblem:
         """The same product as c^T = b^T a^T."""
@@ -240,7 +253,7 @@ def problem_text(problem: GemmProblem) -> str:
     words += [f"bias {problem.bias}"] * bool(problem.bias) + [problem.activation or ""] * bool(problem.activation)
     words += ["+ residual" if problem.residual else "+ beta C"] * problem.has_beta
     words += [f"scales {problem.scales}"] * bool(problem.scales)
-    words += ["gated"] * problem.gate
+    words += ["gated"] * problem.gate + ["with preactivation"] * problem.preactivation
     words += [f"groups of {problem.groups}"] * bool(problem.groups)
     words += [f"to {str(problem.out_dtype).removeprefix('torch.')}"] * (problem.out_dtype != problem.dtype)
     words += [f"{x} not aligned" for x in "abc" if not getattr(problem, x).aligned]

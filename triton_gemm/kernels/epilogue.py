@@ -76,36 +76,42 @@ def apart(scale):
 
 
 @triton.jit
-def gated(up, gate, up_bias, gate_bias, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr):
-    """activation(gate + gate_bias) * (up + up_bias) in the sums' dtype; biases are read only where HAS_BIAS says so."""
-    if HAS_BIAS:
-        up += up_bias.to(up.dtype)
-        gate += gate_bias.to(gate.dtype)
+def gated(up, gate, ACTIVATION: tl.constexpr):
+    """activation(gate) * up in their dtype."""
     return activate(gate, ACTIVATION) * up
 
 
 @triton.jit
-def epilogue(acc, alpha, beta, c, bias, HAS_BETA: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr):
-    """activation(alpha acc + beta c + bias) in acc's dtype; c and bias, already broadcast against acc, are read only
-    where HAS_BETA and HAS_BIAS say so. Where HAS_BETA is 2 beta c is added to what the activation gives. Integers are
-    what they are: acc alone.
+def biased(acc, bias, HAS_BIAS: tl.constexpr):
+    """acc + bias in acc's dtype; the bias is read only where HAS_BIAS says so."""
+    if HAS_BIAS:
+        acc += bias.to(acc.dtype)
+    return acc
+
+
+@triton.jit
+def before_activation(acc, alpha, beta, c, bias, HAS_BETA: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """alpha acc + beta c + bias in acc's dtype; c and bias, already broadcast against acc, are read only where HAS_BETA
+    and HAS_BIAS say so. Where HAS_BETA is 2 beta c comes later. Integers are what they are: acc alone.
 
     beta c is rounded by itself, as CUTLASS does it. Left to the compiler, which fuses either product with the addition,
     that was alpha acc in some kernels, so that equal sums became elements of C that differ in a bit."""
     if acc.dtype == tl.int32:
         return acc
-    elif HAS_BETA == 2:
-        if HAS_BIAS:
-            out = multiply_add(alpha, acc, bias.to(acc.dtype))
-        else:
-            out = alpha * acc
-        return multiply_add(beta, c.to(acc.dtype), activate(out, ACTIVATION))
-    elif HAS_BETA:
-        out = multiply_add(alpha, acc, beta * c.to(acc.dtype))
-        if HAS_BIAS:
-            out += bias.to(acc.dtype)
-        return activate(out, ACTIVATION)
+    elif HAS_BETA == 1:
+        return biased(multiply_add(alpha, acc, beta * c.to(acc.dtype)), bias, HAS_BIAS)
     elif HAS_BIAS:
-        return activate(multiply_add(alpha, acc, bias.to(acc.dtype)), ACTIVATION)
+        return multiply_add(alpha, acc, bias.to(acc.dtype))
     else:
-        return activate(alpha * acc, ACTIVATION)
+        return alpha * acc
+
+
+@triton.jit
+def after_activation(x, beta, c, HAS_BETA: tl.constexpr, ACTIVATION: tl.constexpr):
+    """activation(x), plus beta c where HAS_BETA is 2, in x's dtype. Integers are what they are."""
+    if x.dtype == tl.int32:
+        return x
+    elif HAS_BETA == 2:
+        return multiply_add(beta, c.to(x.dtype), activate(x, ACTIVATION))
+    else:
+        return activate(x, ACTIVATION)

@@ -232,6 +232,7 @@ def fma_kernel(
     b_ptr,
     c_ptr,
     bias_ptr,
+    preactivation_ptr,
     sums_ptr,
     counters_ptr,
     M: tl.int32,
@@ -305,7 +306,8 @@ def fma_kernel(
         last = last_to_arrive(counters_ptr + tile, SPLIT_K)
     if last or IN_TURN:
         # One square after the other: all addresses of C, or activations, would not fit beside 64 sums.
-        c_ptr += batch.to(gl.int64) * whole(stride_cz, C_VECTOR)
+        start = batch.to(gl.int64) * whole(stride_cz, C_VECTOR)
+        c_ptr += start
         first, second, third, fourth = squares(acc)
         for square in range(4):
             finish_square(
@@ -317,7 +319,9 @@ def fma_kernel(
                 last,
                 m,
                 n,
-                Output(c_ptr, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, 1.0, beta),  # alpha is in the sums
+                Output(  # alpha is in the sums
+                    c_ptr, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, 1.0, beta, preactivation_ptr, start
+                ),  # fmt: skip
                 Epilogue(C_UNIT, C_VECTOR, None, HAS_BETA, BIAS, ACTIVATION),
                 SPLIT_K,
                 IN_TURN,
@@ -475,6 +479,7 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[La
         "b_ptr": Pointer("b"),
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias") if problem.bias else None,
+        "preactivation_ptr": Pointer("preactivation") if problem.preactivation else None,
         "sums_ptr": Pointer("sums") if in_turn else Pointer("workspace") if split else None,
         "counters_ptr": Pointer("counters") if split else None,
         "M": problem.M,

@@ -32,11 +32,11 @@ from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem, round_up
 from .candidate import Algorithm, Candidate
 from .cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
-from .epilogue import epilogue
+from .epilogue import after_activation, before_activation
 from .launch import MAX_SIZE, Launch, Pointer, Scalar
 from .programmatic import follow
 from .splitk import MAX_COUNTERS, last_to_arrive
-from .tiles import Output, vector, whole
+from .tiles import Output, store_beside, vector, whole
 
 MAX_ROWS = 4
 WARPS_PER_SM = 32  # with some 64 registers a thread
@@ -93,6 +93,7 @@ def gemv_kernel(
     b_ptr,
     c_ptr,
     bias_ptr,
+    preactivation_ptr,
     workspace_ptr,
     counters_ptr,
     M,
@@ -193,8 +194,9 @@ def gemv_kernel(
     # Epilogue
     sums = tl.sum(acc, 2)  # [BLOCK_M, BLOCK_N]
     if SPLIT_K == 1:
+        start = batch * stride_cb
         out = Output(
-            c_ptr + batch * stride_cb, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta
+            c_ptr + start, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta, preactivation_ptr, start
         )  # fmt: skip
         store_sums(sums, offs_m, offs_n, out, HAS_BETA, BIAS, ACTIVATION)
     else:
@@ -207,8 +209,9 @@ def gemv_kernel(
             for split in tl.static_range(SPLIT_K):
                 # .cg: past L1, which other SMs' stores do not reach
                 total += tl.load(partial_ptrs + split * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
+            start = batch * stride_cb
             out = Output(
-                c_ptr + batch * stride_cb, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta
+                c_ptr + start, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta, preactivation_ptr, start
             )  # fmt: skip
             store_sums(total, offs_m, offs_n, out, HAS_BETA, BIAS, ACTIVATION)
 
@@ -228,7 +231,10 @@ def store_sums(
         bias = dot_operand(tl.load(out.bias_ptr + offs_m, mask=offs_m < out.M, other=0.0))[:, None]
     elif BIAS == "n":
         bias = dot_operand(tl.load(out.bias_ptr + offs_n, mask=offs_n < out.N, other=0.0))[None, :]
-    result = epilogue(sums, out.alpha, out.beta, c, bias, HAS_BETA, BIAS is not None, ACTIVATION)
+    sums = before_activation(sums, out.alpha, out.beta, c, bias, HAS_BETA, BIAS is not None)
+    if out.preactivation_ptr is not None:
+        store_beside(sums, out.preactivation_ptr, offs_m.to(tl.int64), offs_n.to(tl.int64), mask, out, None, 1)
+    result = after_activation(sums, out.beta, c, HAS_BETA, ACTIVATION)
     tl.store(c_ptrs, round_to(result, out.c_ptr.dtype.element_ty), mask=mask)
 
 
@@ -399,7 +405,7 @@ def order_of_sums(problem: GemmProblem, config: Config, split_k: int = 1) -> str
 def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[Launch, ...]:
     """The one launch that computes `problem`, its sums over K in `split_k` parts; none for an empty result.
 
-    Operands: "a", "b", "c", "bias", and if K is split "workspace" (fp32) and "counters" (int32).
+    Operands: "a", "b", "c", the auxiliary ones, and if K is split "workspace" (fp32) and "counters" (int32).
     """
     rows, block_n, block_k = _blocks(config)
     tiles = _tiles(problem, config)
@@ -415,6 +421,7 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[La
         "b_ptr": Pointer("b"),
         "c_ptr": Pointer("c"),
         "bias_ptr": None if problem.bias is None else Pointer("bias"),
+        "preactivation_ptr": Pointer("preactivation") if problem.preactivation else None,
         "workspace_ptr": None if split_k == 1 else Pointer("workspace"),
         "counters_ptr": None if split_k == 1 else Pointer("counters"),
         "M": problem.M,

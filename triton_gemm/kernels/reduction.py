@@ -32,6 +32,7 @@ def reduction_kernel(
     sums_ptr,
     c_ptr,
     bias_ptr,
+    preactivation_ptr,
     a_scale_ptr,
     b_scale_ptr,
     M: tl.int32,
@@ -90,8 +91,10 @@ def reduction_kernel(
             acc += more
 
     # Epilogue
+    start = batch * stride_cb
     out = Output(
-        c_ptr + batch * stride_cb, M, N, stride_cm, stride_cn, bias_ptr, 1, a_scale_ptr, b_scale_ptr, alpha, beta
+        c_ptr + start, M, N, stride_cm, stride_cn, bias_ptr, 1, a_scale_ptr, b_scale_ptr, alpha, beta,
+        preactivation_ptr, start,
     )  # fmt: skip
     store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION))
 
@@ -107,8 +110,8 @@ def parts_of(problem: GemmProblem) -> GemmProblem:
         pitch = round_up(N, VECTOR)
         c = Layout((M * pitch, pitch, 1))
     scales = problem.scales if problem.scales == "blocks" else None
-    alone = replace(problem, has_beta=False, residual=False, bias=None, activation=None, scales=scales)
-    return replace(alone, c=c, out_dtype=torch.float32)
+    alone = replace(problem, has_beta=False, residual=False, bias=None, activation=None, preactivation=False)
+    return replace(alone, scales=scales, c=c, out_dtype=torch.float32)
 
 
 def sums_of(problem: GemmProblem, parts: int) -> Temporary:
@@ -128,6 +131,7 @@ def launch(problem: GemmProblem, parts: int) -> Launch:
         "sums_ptr": Pointer("sums"),
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias" if problem.bias else "c"),
+        "preactivation_ptr": Pointer("preactivation") if problem.preactivation else None,
         "a_scale_ptr": Pointer("a_scale" if problem.scales else "c"),
         "b_scale_ptr": Pointer("b_scale" if problem.scales else "c"),
         "M": problem.M,

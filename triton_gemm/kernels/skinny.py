@@ -108,6 +108,7 @@ def skinny_kernel(
     b_ptr,
     c_ptr,
     bias_ptr,
+    preactivation_ptr,
     M: tl.int32,
     N: tl.int32,
     K: tl.int32,
@@ -187,12 +188,13 @@ def skinny_kernel(
     sums = gl.sum(acc, 0)
     rows = m + gl.arange(0, BLOCK_M, gl.SliceLayout(1, sums.type.layout))
     columns = n + gl.arange(0, BLOCK_N, gl.SliceLayout(0, sums.type.layout))
-    c_ptr += batch * whole(stride_cz, C_VECTOR)
+    start = batch * whole(stride_cz, C_VECTOR)
+    c_ptr += start
     store_tile(
         sums,
         rows.to(gl.int64),
         columns.to(gl.int64),
-        Output(c_ptr, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta),
+        Output(c_ptr, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta, preactivation_ptr, start),
         Epilogue(C_UNIT, C_VECTOR, None, HAS_BETA, BIAS, ACTIVATION),
     )
 
@@ -325,6 +327,7 @@ def launches(problem: GemmProblem, config: Config, split_k: int = 1) -> tuple[La
         "b_ptr": Pointer("b"),
         "c_ptr": Pointer("c"),
         "bias_ptr": Pointer("bias") if problem.bias else None,
+        "preactivation_ptr": Pointer("preactivation") if problem.preactivation else None,
         "M": problem.M,
         "N": problem.N,
         "K": problem.K,

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ..compat import number, round_to
 from ..problem import Layout
-from .epilogue import epilogue, scaled, scaled_once
+from .epilogue import after_activation, before_activation, scaled, scaled_once
 
 
 def vector(layout: Layout, shape: tuple[int, int], dtype: torch.dtype) -> tuple[int | None, int]:
@@ -49,7 +49,8 @@ def tile_pointers(ptr, rows, columns, stride_row, stride_column, UNIT: tl.conste
 
 class Output(NamedTuple):
     """Where a kernel's sums go: a matrix of C, inside [M, N]; and what its epilogue reads. What it does not read may be
-    None."""
+    None. preactivation_ptr: None, or where what the activation is applied to goes, which lies as C does; start: of its
+    matrix, in elements."""
 
     c_ptr: Any
     M: Any
@@ -62,6 +63,8 @@ class Output(NamedTuple):
     b_scale_ptr: Any
     alpha: Any
     beta: Any
+    preactivation_ptr: Any
+    start: Any
 
 
 class Epilogue(NamedTuple):
@@ -77,13 +80,18 @@ class Epilogue(NamedTuple):
 
 
 @triton.jit
+def in_c(offs_m, offs_n, out, UNIT: tl.constexpr, VECTOR: tl.constexpr):
+    """Which of the rows, and which of the columns, are inside [M, N]."""
+    return offs_m < whole(out.M, VECTOR if UNIT == 0 else 1), offs_n < whole(out.N, VECTOR if UNIT == 1 else 1)
+
+
+@triton.jit
 def store_tile(acc, offs_m, offs_n, out, epi):
     """c[offs_m, offs_n] = activation(alpha acc + beta c + bias), inside [M, N] and rounded once; acc scaled before.
 
     out: Output; epi: Epilogue, to be made in the call, as a variable's constants would become tensors.
     """
-    mask_m = offs_m < whole(out.M, epi.VECTOR if epi.UNIT == 0 else 1)
-    mask_n = offs_n < whole(out.N, epi.VECTOR if epi.UNIT == 1 else 1)
+    mask_m, mask_n = in_c(offs_m, offs_n, out, epi.UNIT, epi.VECTOR)
     mask = mask_m[:, None] & mask_n[None, :]
     c_ptrs = tile_pointers(out.c_ptr, offs_m, offs_n, out.stride_m, out.stride_n, epi.UNIT, epi.VECTOR)
     c = tl.load(c_ptrs, mask=mask, other=0.0) if epi.HAS_BETA else 0.0
@@ -101,5 +109,15 @@ def store_tile(acc, offs_m, offs_n, out, epi):
     alpha, beta = number(out.alpha, acc.dtype), number(out.beta, acc.dtype)
     if epi.SCALES == "tensor":
         alpha = alpha * power
-    result = epilogue(acc, alpha, beta, c, bias, epi.HAS_BETA, epi.BIAS is not None, epi.ACTIVATION)
+    acc = before_activation(acc, alpha, beta, c, bias, epi.HAS_BETA, epi.BIAS is not None)
+    if out.preactivation_ptr is not None:
+        store_beside(acc, out.preactivation_ptr, offs_m, offs_n, mask, out, epi.UNIT, epi.VECTOR)
+    result = after_activation(acc, beta, c, epi.HAS_BETA, epi.ACTIVATION)
     tl.store(c_ptrs, round_to(result, out.c_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_beside(x, ptr, offs_m, offs_n, mask, out, UNIT: tl.constexpr, VECTOR: tl.constexpr):
+    """Stores x where C has [offs_m, offs_n], rounded as C is, in the matrices at ptr, which lie as C does."""
+    ptrs = tile_pointers(ptr + out.start, offs_m, offs_n, out.stride_m, out.stride_n, UNIT, VECTOR)
+    tl.store(ptrs, round_to(x, out.c_ptr.dtype.element_ty), mask=mask)

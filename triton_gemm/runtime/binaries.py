@@ -23,13 +23,14 @@ def launches_on(device: DeviceInfo, problem: GemmProblem, selection: Selection) 
 def operands_of(problem: GemmProblem, made: Sequence[Launch]) -> dict[str, torch.Tensor]:
     """What launches of the problem are compiled for: a few elements of each operand, without memory. Of operands only
     dtypes count, and whether addresses are multiples of 16 bytes."""
-    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype}
-    dtypes |= {"gate": problem.dtype, "gate_bias": problem.out_dtype}
+    outputs = ("c", "preactivation", "ungated")
+    dtypes = dict.fromkeys(("a", "b", "gate"), problem.dtype)
+    dtypes |= dict.fromkeys((*outputs, "bias", "gate_bias"), problem.out_dtype)
     dtypes |= dict.fromkeys(("a_scale", "b_scale", "workspace"), torch.float32)
     dtypes |= dict.fromkeys(("ends", "counters"), torch.int32)
     dtypes |= {temporary.name: temporary.dtype for launch in made for temporary in launch.temporaries}
-    aligned = {"a": problem.a.aligned, "b": problem.b.aligned, "c": problem.c.aligned}
-    aligned["gate"] = problem.b.aligned
+    aligned = {"a": problem.a.aligned, "b": problem.b.aligned, "gate": problem.b.aligned}
+    aligned |= dict.fromkeys(outputs, problem.c.aligned)
 
     def operand(name: str, dtype: torch.dtype) -> torch.Tensor:
         few = torch.empty(64, dtype=dtype, device="meta")

@@ -231,6 +231,7 @@ def choose(
     RuntimeError where the policy is "error" and no table has it, or "tune" and there is no tuner or it answers another
     class; as `select` else.
     """
+    problem = problem.to_choose_for()
     name, bits, invariant_here = current()
     invariant = invariant_here if invariant is None else invariant
     wanted = batch_invariance.class_of if invariant else _class_by_model if bits == "same" else None
@@ -248,7 +249,7 @@ def choose(
 
 def torch_is_faster(problem: GemmProblem, device: DeviceInfo) -> bool:
     """Whether a table that the policy here asks says that torch's own product is faster."""
-    name, bits, invariant = current()
+    problem, (name, bits, invariant) = problem.to_choose_for(), current()
     return name != "model" and bits == "any" and tables.torch_is_faster(problem, device, invariant)
 
 

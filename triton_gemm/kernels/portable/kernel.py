@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 
 from ...compat import dot_operand, multiplies_block_scaled, round_tf32
-from ..epilogue import gated
+from ..epilogue import biased, gated
 from ..groups import listed, range_of
 from ..planes import split
 from ..programmatic import follow
 from ..schedule import grouped_tile
 from ..splitk import last_to_arrive
-from ..tiles import Epilogue, Output, store_tile, tile_pointers, whole
+from ..tiles import Epilogue, Output, in_c, store_beside, store_tile, tile_pointers, whole
 
 SCALED = tl.constexpr(128)  # elements along K, and of B's columns along N, that share a scale of "blocks"
 
@@ -73,6 +73,8 @@ def portable_kernel(
     beta: tl.float64,
     gate_ptr,
     gate_bias_ptr,
+    preactivation_ptr,
+    ungated_ptr,
     A_UNIT: tl.constexpr,
     A_VECTOR: tl.constexpr,
     B_UNIT: tl.constexpr,
@@ -176,9 +178,11 @@ def portable_kernel(
         acc = 0 - acc
 
     # Epilogue
-    c_ptr += batch * whole(stride_cz, C_VECTOR)
+    start = batch * whole(stride_cz, C_VECTOR)
+    c_ptr += start
     out = Output(
-        c_ptr, end_m, N, stride_cm, stride_cn, bias_ptr, stride_bias, a_scale_ptr, b_scale_ptr, alpha, beta
+        c_ptr, end_m, N, stride_cm, stride_cn, bias_ptr, stride_bias, a_scale_ptr, b_scale_ptr, alpha, beta,
+        None if GATE else preactivation_ptr, start,
     )  # fmt: skip
     if GATE:
         bias = 0.0
@@ -186,7 +190,14 @@ def portable_kernel(
         if BIAS is not None:
             bias = tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :]
             gate_bias = tl.load(gate_bias_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :]
-        acc = gated(acc, gate_acc, bias, gate_bias, BIAS is not None, ACTIVATION)
+        acc = biased(acc, bias, BIAS is not None)
+        gate_acc = biased(gate_acc, gate_bias, BIAS is not None)
+        if preactivation_ptr is not None:
+            mask_m, mask_n = in_c(offs_m, offs_n, out, C_UNIT, C_VECTOR)
+            mask = mask_m[:, None] & mask_n[None, :]
+            store_beside(acc, ungated_ptr, offs_m, offs_n, mask, out, C_UNIT, C_VECTOR)
+            store_beside(gate_acc, preactivation_ptr, offs_m, offs_n, mask, out, C_UNIT, C_VECTOR)
+        acc = gated(acc, gate_acc, ACTIVATION)
         store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, None, False, None, None))
     elif SPLIT_K == 1:
         store_tile(acc, offs_m, offs_n, out, Epilogue(C_UNIT, C_VECTOR, SCALES, HAS_BETA, BIAS, ACTIVATION))
@@ -205,7 +216,7 @@ def portable_kernel(
 
 @triton.jit(do_not_specialize=["bias_ptr", "M", "N", "K", "stride_cm"])
 def portable_tma_kernel(
-    a_desc, b_desc, c_ptr, bias_ptr,
+    a_desc, b_desc, c_ptr, bias_ptr, preactivation_ptr,
     M: tl.int32, N: tl.int32, K: tl.int32, stride_cm: tl.int64, alpha: tl.float64, beta: tl.float64,
     A_COLUMN_MAJOR: tl.constexpr, B_COLUMN_MAJOR: tl.constexpr, C_VECTOR: tl.constexpr,
     HAS_BETA: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -228,7 +239,7 @@ def portable_tma_kernel(
             acc = tl.dot(dot_operand(a), dot_operand(b), acc)
         offs_m = m.to(tl.int64) + tl.arange(0, BLOCK_M)
         offs_n = n.to(tl.int64) + tl.arange(0, BLOCK_N)
-        out = Output(c_ptr, M, N, stride_cm, 1, bias_ptr, 1, None, None, alpha, beta)
+        out = Output(c_ptr, M, N, stride_cm, 1, bias_ptr, 1, None, None, alpha, beta, preactivation_ptr, 0)
         store_tile(acc, offs_m, offs_n, out, Epilogue(1, C_VECTOR, None, HAS_BETA, BIAS, ACTIVATION))
 
 

@@ -142,7 +142,8 @@ class Item:
 @aggregate
 class Output:
     """C, of which rest_desc stores narrow epilogue tiles, what the epilogue reads, and where programs that share a tile
-    leave partial sums. A stride of 1 is a constant, so that the compiler sees it."""
+    leave partial sums. A stride of 1 is a constant, so that the compiler sees it, as is None for matrices that are not
+    stored: preactivation_ptr, what the activation is applied to, and with a gate ungated_ptr, the other product."""
 
     desc: tma.tensor_descriptor
     rest_desc: tma.tensor_descriptor
@@ -160,6 +161,8 @@ class Output:
     workspace_ptr: gl.tensor
     counters_ptr: gl.tensor
     gate_bias_ptr: gl.tensor
+    preactivation_ptr: gl.tensor | gl.constexpr
+    ungated_ptr: gl.tensor | gl.constexpr
 
 
 @aggregate

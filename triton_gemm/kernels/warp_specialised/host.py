@@ -257,11 +257,11 @@ def promotes(problem: GemmProblem) -> bool:
 
 def early_bias(problem: GemmProblem, config: Config) -> bool:
     """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth; beside C's
-    own values it has none, nor beside scales and the most sums."""
+    own values, and addresses of the preactivation, it has none, nor beside scales and the most sums."""
     values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
     if problem.has_beta or promotes(problem) or not c_by_tma(problem) or part_columns(problem, config)[1]:
         return False
-    if problem.gate:
+    if problem.gate or problem.preactivation:
         return False
     if problem.scales is not None and 4 * config.accumulators() >= 3 * _room(config):
         return False
@@ -316,7 +316,8 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
     of_c = ("c", problem.c, problem.out_dtype, copies, problem.M, problem.N, m // consumers)
     c = tensor_map(*of_c, part)
     # Of C stored by TMA the kernel reads none. So the same binary serves strides that are multiples of 16 and others.
-    strides = [int(x == 1) for x in problem.c.strides] if by_tma else problem.c.strides
+    unread = by_tma and not problem.preactivation
+    strides = [int(x == 1) for x in problem.c.strides] if unread else problem.c.strides
     arguments = {
         "a_desc": a,
         "b_desc": b,
@@ -350,6 +351,8 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "a_batches": planes.count * (problem.a.strides[0] > 0),
         "b_batches": planes.count * (problem.b.strides[0] > 0),
         "gate_bias_ptr": Pointer("gate_bias" if gate and problem.bias else "c"),
+        "preactivation_ptr": Pointer("preactivation") if problem.preactivation else None,
+        "ungated_ptr": Pointer("ungated") if problem.preactivation and gate else None,
         "A_COLUMN_MAJOR": problem.a.column_major,
         "B_COLUMN_MAJOR": problem.b.column_major,
         "C_COLUMN_MAJOR": problem.c.column_major,

@@ -66,6 +66,8 @@ def warp_specialised_kernel(
     a_batches,
     b_batches,
     gate_bias_ptr,
+    preactivation_ptr,
+    ungated_ptr,
     A_COLUMN_MAJOR: gl.constexpr,
     B_COLUMN_MAJOR: gl.constexpr,
     C_COLUMN_MAJOR: gl.constexpr,
@@ -118,7 +120,7 @@ def warp_specialised_kernel(
     )  # fmt: skip
     output = Output(
         c_desc, c_rest_desc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn,
-        alpha, beta, workspace_ptr, counters_ptr, gate_bias_ptr,
+        alpha, beta, workspace_ptr, counters_ptr, gate_bias_ptr, preactivation_ptr, ungated_ptr,
     )  # fmt: skip
     if PDL:
         gdc_launch_dependents()

@@ -9,7 +9,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from ...compat import tma_load, tma_store
-from ..epilogue import epilogue, gated, scaled, scaled_once
+from ..epilogue import after_activation, before_activation, biased, gated, scaled, scaled_once
+from ..tiles import whole
 from .arguments import Staging
 from .prefetch import prefetch_tile
 from .ring import matrix
@@ -125,7 +126,12 @@ def store_gated_tile(up, gate, output, staging, count, batch, m, n, rows_end, co
             offs_n = n + p * EPI_N + gl.arange(0, EPI_N, gl.SliceLayout(0, layout))
             bias = gl.load(output.bias_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
             gate_bias = gl.load(output.gate_bias_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
-        sums = gated(sums, of_gate, bias, gate_bias, config.BIAS != "", config.ACTIVATION)
+        sums = biased(sums, bias, config.BIAS != "")
+        of_gate = biased(of_gate, gate_bias, config.BIAS != "")
+        if output.preactivation_ptr is not None:
+            store_beside(sums, output.ungated_ptr, output, batch, m, n + p * EPI_N, rows_end, config)
+            store_beside(of_gate, output.preactivation_ptr, output, batch, m, n + p * EPI_N, rows_end, config)
+        sums = gated(sums, of_gate, config.ACTIVATION)
         store_epilogue_tile(sums, n, output, staging, count + p, p, batch, m, n + p * EPI_N, rows_end, config)
 
 
@@ -142,7 +148,7 @@ def store_part_of_tile(acc, COLUMNS: gl.constexpr, output, staging, count, batch
     for p in gl.static_range((COLUMNS - WIDE * EPI_N) // REST_N):
         begin = WIDE * EPI_N + p * REST_N
         sums = gl.convert_layout(columns_from(acc, begin, REST_N), epilogue_layout(REST_N))
-        out = epilogue_tile(sums, n, None, output, m, n + begin, rows_end, config)
+        out = epilogue_tile(sums, n, None, output, batch, m, n + begin, rows_end, config)
         store_by_tma(out, output.rest_desc, staging.rest.index(p), batch, m, n + begin, config)
 
 
@@ -213,7 +219,7 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
         mask = (offs_m < rows_end)[:, None] & (offs_n < output.N)[None, :]
         if HAS_BETA:
             c = gl.load(c_ptrs, mask=mask, other=0.0)
-    out = epilogue_tile(sums, bias, c, output, m, n, rows_end, config)
+    out = epilogue_tile(sums, bias, c, output, batch, m, n, rows_end, config)
     if config.C_TMA:
         if not HAS_BETA:
             tma.store_wait(BUFFERS - 1)  # stores from the other buffers may still read
@@ -228,17 +234,17 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
 
 
 @gluon.jit
-def epilogue_tile(sums, bias, c, output, m, n, rows_end, config):
+def epilogue_tile(sums, bias, c, output, batch, m, n, rows_end, config):
     """What is stored at (m, n) of C, where its own values are c, and the bias, if it came early, `bias`; with a gate
     the sums, which have been through the epilogue."""
     if config.GATE:
         return sums.to(output.ptr.dtype.element_ty)
     else:
-        return ungated_tile(sums, bias, c, output, m, n, rows_end, config)
+        return ungated_tile(sums, bias, c, output, batch, m, n, rows_end, config)
 
 
 @gluon.jit
-def ungated_tile(sums, bias, c, output, m, n, rows_end, config):
+def ungated_tile(sums, bias, c, output, batch, m, n, rows_end, config):
     """`epilogue_tile` without a gate."""
     BIAS: gl.constexpr = config.BIAS
     layout: gl.constexpr = sums.type.layout
@@ -256,8 +262,28 @@ def ungated_tile(sums, bias, c, output, m, n, rows_end, config):
     if config.SCALES == "tensor":
         sums, power = scaled_once(sums, gl.load(output.a_scale_ptr), gl.load(output.b_scale_ptr))
         alpha *= power
-    out = epilogue(sums, alpha, output.beta, c, bias, config.HAS_BETA, BIAS != "", config.ACTIVATION)
-    return out.to(output.ptr.dtype.element_ty)
+    sums = before_activation(sums, alpha, output.beta, c, bias, config.HAS_BETA, BIAS != "")
+    if output.preactivation_ptr is not None:
+        store_beside(sums, output.preactivation_ptr, output, batch, m, n, rows_end, config)
+    sums = after_activation(sums, output.beta, c, config.HAS_BETA, config.ACTIVATION)
+    return sums.to(output.ptr.dtype.element_ty)
+
+
+@gluon.jit
+def store_beside(x, ptr, output, batch, m, n, rows_end, config):
+    """Stores x at (m, n), rounded as C is, in the matrices at ptr, which lie as C does: by pointers, from where x is.
+    Of rows that TMA can store, and of columns of tiles, there are pairs, which a thread moves at once. All but the
+    offsets within the tile is one address, so that columns differ by constants, which take no registers."""
+    VECTOR: gl.constexpr = 2 if config.C_TMA and not config.C_COLUMN_MAJOR else 1
+    layout: gl.constexpr = x.type.layout
+    rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))[:, None]
+    columns = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))[None, :]
+    stride_m = whole(output.stride_m, VECTOR)
+    ptr += batch.to(gl.int64) * whole(output.stride_b, VECTOR)
+    ptr += m.to(gl.int64) * stride_m + whole(n, VECTOR).to(gl.int64) * output.stride_n
+    pointers = ptr + rows.to(gl.int64) * stride_m + columns.to(gl.int64) * output.stride_n
+    mask = (rows < rows_end - m) & (columns < whole(output.N - n, VECTOR))
+    gl.store(pointers, x.to(output.ptr.dtype.element_ty), mask=mask)
 
 
 @gluon.jit
