@@ -77,7 +77,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Te
     """out = a @ b, as compiled code calls it: what torch checks was checked when that was traced. On the product's own
     kernel from the first call on, as Inductor times it."""
     with first_calls("own kernel"):
-        matrices.compute_into(out, a, b, None, Request())
+        matrices.compute_into(out, matrices.Operands(a, b), Request())
     return out
 
 
@@ -88,7 +88,7 @@ def _sum(
     if input.dim() == 2 and input.stride(0) == 0:
         input = input[0]  # a bias that Inductor has expanded
     with first_calls("own kernel"):
-        matrices.compute_into(out, a, b, input, Request(float(alpha), float(beta)))
+        matrices.compute_into(out, matrices.Operands(a, b, input), Request(float(alpha), float(beta)))
     return out
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support import plan_fakes
-from triton_gemm.functional import api, fast_path, gated, grouped, matrices, residual_gemm, scaled
+from triton_gemm.functional import api, fast_path, grouped, matrices, scaled
 from triton_gemm.runtime import plan
 
 
@@ -26,18 +26,21 @@ SCALED = (
 of_torch = torch.ops.triton_gemm
 # Calls of a [64, 32] and b [32, 48], and where the first of them is launched.
 EPILOGUES: dict[str, tuple[ModuleType, str, Callable[..., torch.Tensor]]] = {
-    "gate": (gated, "launch", lambda a, b: api.linear(a, b.mT, activation="swiglu", gate=GATE)),
-    "gate and biases": (gated, "launch", lambda a, b: api.linear(a, b.mT, ROW, "reglu", gate=GATE, gate_bias=ROW)),
-    "gate of a batch": (gated, "launch", lambda a, b: api.linear(a[None], b.mT, activation="geglu", gate=GATE)),
-    "residual": (residual_gemm, "launch", lambda a, b: api.linear(a, b.mT, residual=MATRIX)),
-    "residual, broadcast": (residual_gemm, "launch", lambda a, b: api.linear(a, b.mT, residual=MATRIX[:, :1])),
-    "bias, residual": (residual_gemm, "launch", lambda a, b: api.linear(a, b.mT, ROW, "silu", residual=MATRIX)),
-    "a matrix": (api, "_product", lambda a, b: api.addmm(MATRIX, a, b, alpha=2)),
-    "a matrix into out": (api, "_product", lambda a, b: api.addmm(MATRIX, a, b, out=torch.zeros_like(MATRIX))),
+    "gate": (matrices, "compute", lambda a, b: api.linear(a, b.mT, activation="swiglu", gate=GATE)),
+    "gate and biases": (matrices, "compute", lambda a, b: api.linear(a, b.mT, ROW, "reglu", gate=GATE, gate_bias=ROW)),
+    "gate of a batch": (matrices, "compute", lambda a, b: api.linear(a[None], b.mT, activation="geglu", gate=GATE)),
+    "residual": (matrices, "compute", lambda a, b: api.linear(a, b.mT, residual=MATRIX)),
+    "residual, broadcast": (matrices, "compute", lambda a, b: api.linear(a, b.mT, residual=MATRIX[:, :1])),
+    "bias, residual": (matrices, "compute", lambda a, b: api.linear(a, b.mT, ROW, "silu", residual=MATRIX)),
+    "a matrix": (matrices, "compute", lambda a, b: api.addmm(MATRIX, a, b, alpha=2)),
+    "a matrix into out": (
+        *(matrices, "compute_into"),
+        lambda a, b: api.addmm(MATRIX, a, b, out=torch.zeros_like(MATRIX)),
+    ),
     "operator with a matrix": (matrices, "compute", lambda a, b: of_torch.gemm(a, b, MATRIX)),
-    "operator with a gate": (gated, "launch", lambda a, b: of_torch.gated_gemm(a, b, GATE.mT)),
-    "operator with a residual": (residual_gemm, "launch", lambda a, b: of_torch.residual_gemm(a, b, MATRIX)),
-    "operator of groups": (grouped, "launch", lambda a, b: of_torch.grouped_gemm(a, *GROUPS)),
+    "operator with a gate": (matrices, "compute", lambda a, b: of_torch.gemm(a, b, activation="silu", gate=GATE.mT)),
+    "operator with a residual": (matrices, "compute", lambda a, b: of_torch.gemm(a, b, residual=MATRIX)),
+    "operator of groups": (grouped, "_launch", lambda a, b: of_torch.grouped_gemm(a, *GROUPS)),
     "operator with scales": (scaled, "launch", lambda a, b: of_torch.scaled_gemm(*SCALED)),
 }
 
@@ -63,8 +66,8 @@ def test_a_gate_without_one_of_two_biases_does_not_share_the_fast_path(monkeypat
     """Its zeros are made at every call."""
     plan_fakes.take_plans_away(monkeypatch)
     launched: list[object] = []
-    launch = gated.launch
-    monkeypatch.setattr(gated, "launch", lambda *given: launched.append(given) or launch(*given))
+    compute = matrices.compute
+    monkeypatch.setattr(matrices, "compute", lambda *given: launched.append(given) or compute(*given))
     for _ in range(3):
         api.linear(random(64, 32), GATE, ROW, "swiglu", gate=GATE)
     assert len(launched) == 3
@@ -96,7 +99,7 @@ def test_gates_at_the_same_alignment_take_the_same_way(name: str, monkeypatch: p
     def planned(up: int, gate: int) -> list[tuple[bool, bool]]:
         made.clear()
         plan.PLANS.clear()
-        for module in (api, gated, grouped):
+        for module in (api, grouped):
             monkeypatch.setattr(module, "_fast", fast_path.FastPath())
         if name == "linear":
             api.linear(random(64, 32), at(up, 48, 32), activation="swiglu", gate=at(4096 + gate, 48, 32))

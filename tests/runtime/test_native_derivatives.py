@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.support import fake_driver
-from triton_gemm.functional import api, fast_path, ops, rules
+from triton_gemm.functional import api, fast_path, matrices, ops, rules
 from triton_gemm.problem import SUM, Request
 from triton_gemm.runtime import native, native_build, plan
 
@@ -49,14 +49,22 @@ def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_dr
 def computed(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Size, torch.Size]]:
     """Shapes of products that Python computes, by torch: launches leave what was there before."""
     made: list[tuple[torch.Size, torch.Size]] = []
-    compute = ops._computed
+    compute, computed = matrices.compute, ops._computed
 
-    def product(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
-        made.append((a.shape, b.shape))
-        compute(a, b, input, request)  # which is planned, and becomes like one before
-        return a @ b if input is None else a @ b + input
+    def by_torch(x: matrices.Operands) -> torch.Tensor:
+        made.append((x.a.shape, x.b.shape))
+        return x.a @ x.b if x.input is None else x.a @ x.b + x.input
 
-    monkeypatch.setattr(ops, "_computed", product)
+    # Both are planned, and become like one before.
+    monkeypatch.setattr(matrices, "compute", lambda x, *how: (by_torch(x), compute(x, *how)[1]))
+
+    def like_one_before(x: matrices.Operands, request: Request) -> tuple[torch.Tensor, ...]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(matrices, "compute", compute)
+            computed(x, request)
+        return (by_torch(x),)
+
+    monkeypatch.setattr(ops, "_computed", like_one_before)
     return made
 
 

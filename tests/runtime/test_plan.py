@@ -26,7 +26,7 @@ from triton_gemm import compat
 from triton_gemm.functional import api, fast_path, grouped, matrices, ops, scaled
 from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.kernels.launch import Pointer, Scalar, TensorMap
-from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout, Request
+from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
 from triton_gemm.runtime import native_build, plan, policies
 from triton_gemm.selection import generation
 from triton_gemm.selection.select import select
@@ -338,7 +338,8 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
     monkeypatch.setattr(plan, "ensure_context", lambda _: None)
     monkeypatch.setattr(plan, "_new_plan", lambda *_: object())
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    monkeypatch.setattr(api, "_product", lambda function, request, a, b, *_: half(a.shape[0], b.shape[1]))
+    monkeypatch.setattr(plan, "multiply", lambda a, b, c, *how: plan.plan_for(a, b, c, *how))
+    monkeypatch.setattr(api.rules, "computable", lambda *_, **__: None)
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, c)
     made.steps = [FakeStep()]  # type: ignore[list-item]
@@ -493,9 +494,7 @@ def test_a_tensor_map_s_copies_have_rows_of_their_own(monkeypatch: pytest.Monkey
 
 def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next `out` of that shape is as small, and a launch without checks would write past its end."""
-    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_product", lambda name, request, a, b, input, out: out.resize_(a.shape[0], b.shape[1]))
+    without_a_gpu(monkeypatch)
     a, b = half(64, 32), half(32, 48)
     plan.PLANS[key_of(a, b, half(64, 48))] = plan_without_a_gpu(a, b, half(64, 48))
     api.matmul(a, b, out=half(64, 48))
@@ -505,14 +504,27 @@ def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyP
     assert len(api._fast.calls) == 1
 
 
-def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is planned, and what is planned launches on no device."""
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """Nothing is planned, and what is planned launches on no device. The requests of calls that were not like one
+    before."""
+    multiplied: list[Request] = []
+
+    def multiply(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = PRODUCT, auxiliary: Any = ()
+    ) -> plan.Plan | None:
+        multiplied.append(request)
+        return plan.PLANS.get(plan.key_of(request, a, b, c, auxiliary))
+
+    monkeypatch.setattr(plan, "multiply", multiply)
+    monkeypatch.setattr(api.rules, "computable", lambda *_, **__: None)
+    monkeypatch.setattr(ops, "_fast", fast_path.FastPath())
     for module in (plan, fast_path):
         monkeypatch.setattr(module, "current_device", lambda: 0)
     monkeypatch.setattr(plan, "current_stream", lambda _: 0)
     monkeypatch.setattr(plan, "ensure_context", lambda _: None)
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     monkeypatch.setattr(plan, "PLANS", {})
+    return multiplied
 
 
 FAST: dict[str, Callable[..., torch.Tensor]] = {
@@ -538,27 +550,20 @@ def plan_by_hand(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor
 @pytest.mark.parametrize("name", FAST)
 def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But not those whose bias is broadcast, of which a kernel would read more than there is."""
-    without_a_gpu(monkeypatch)
-    checked = []
-
-    def product(function: str, request: Request, a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
-        checked.append(function)
-        return half(*a.shape[:-1], b.shape[-1])
-
-    monkeypatch.setattr(api, "_product", product)
+    checked = without_a_gpu(monkeypatch)
     a, b, bias = half(64, 32), half(32, 48), half(48)
     added = plan_by_hand(name, a, b, bias)
     for _ in range(3):
         FAST[name](a, b, bias)
-    assert checked == [name] and len(api._fast.calls) == 1
+    assert len(checked) == 1 and len(api._fast.calls) == 1
     if added is not None:
         for _ in range(2):
             FAST[name](a, b, half(1))
-        assert checked == [name] * 3
+        assert len(checked) == 3
     if name == "addmm":
         for factors in ({"alpha": 0, "beta": 0}, {"beta": 0}, {"beta": 2}):
             api.addmm(bias, a, b, **factors)
-        assert checked == [name] * 6, "another beta is no bias"
+        assert len(checked) == 6, "another beta is no bias"
     count = len(checked)
     for _ in range(2):
         FAST[name](torch._neg_view(a), b, bias)
@@ -566,9 +571,11 @@ def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest
     count = len(checked)
     FAST[name](a.clone().requires_grad_(), b, bias)
     assert len(checked) == count + 1
+    ops._fast.calls.clear()
     torch.func.functionalize(FAST[name])(a, b, bias)
     assert len(checked) == count + 2, "a functional tensor has no data pointer"
     if added is not None:
+        ops._fast.calls.clear()
         torch.func.functionalize(lambda x: FAST[name](a, b, x))(bias)
         assert len(checked) == count + 3
 
@@ -588,7 +595,6 @@ def test_a_warm_call_goes_through_few_functions(name: str, monkeypatch: pytest.M
         "_why": "the test says so",
     }.items():  # no extension is awaited
         monkeypatch.setattr(native_build, state, value)
-    monkeypatch.setattr(api, "_product", lambda function, request, a, b, *_: half(*a.shape[:-1], b.shape[-1]))
     a, b, bias = half(64, 32), half(32, 48), half(48)
     plan_by_hand(name, a, b, bias)
     called: list[str] = []
@@ -618,8 +624,9 @@ def test_grouped_and_scaled_calls_share_the_fast_path(name: str, copied: bool, m
     plan_fakes.take_plans_away(monkeypatch)
     monkeypatch.setattr(module, "_fast", fast_path.FastPath())
     made: list[tuple[torch.Tensor, ...]] = []
-    launch = module.launch
-    monkeypatch.setattr(module, "launch", lambda *given: made.append(given) or launch(*given))
+    function = "launch" if name == "scaled" else "_launch"
+    launch = getattr(module, function)
+    monkeypatch.setattr(module, function, lambda *given: made.append(given) or launch(*given))
     for _ in range(3):
         if name != "scaled":
             ends = torch.tensor([4, 0, 9, 0], dtype=torch.int32)[:: 2 if copied else 1]
@@ -634,34 +641,31 @@ def test_grouped_and_scaled_calls_share_the_fast_path(name: str, copied: bool, m
 
 def test_the_fast_path_says_that_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """To what autograd has saved; and what may not be written outside of inference mode is checked."""
-    without_a_gpu(monkeypatch)
-    checked = []
-    monkeypatch.setattr(api, "_product", lambda *all: checked.append(all) or all[-1])
+    checked = without_a_gpu(monkeypatch)
     a, b, out = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, out)
     made.names, made.allocates, made.steps = ("a", "b", "c"), False, [FakeStep()]  # type: ignore[list-item]
     plan.PLANS[key_of(a, b, out)] = made
-    for version in (0, 1, 2):  # the first call is checked, here by who writes nothing
+    for version in (1, 2, 3):  # the first call is checked
         assert api.mm(a, b, out=out)._version == version
     assert len(checked) == 1
     with torch.inference_mode():
         refused = half(64, 48)
-    api.mm(a, b, out=refused)
-    assert len(checked) == 2
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        api.mm(a, b, out=refused)
+    assert len(checked) == 1
 
 
 def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the product, read at the launch; one of a bias is multiplied before, and its call is always checked."""
-    without_a_gpu(monkeypatch)
-    checked = []
-    monkeypatch.setattr(api, "_product", lambda name, request, *_: checked.append(request[:2]) or half(64, 48))
+    checked = without_a_gpu(monkeypatch)
     a, b, bias, step = half(64, 32), half(32, 48), half(48), FakeStep()
     made = plan_without_a_gpu(a, b, half(64, 48))
     made.names, made.allocates, made.steps = ("a", "b", "c", "bias"), False, [step]  # type: ignore[list-item]
     plan.PLANS[key_of(a, b, half(64, 48), bias=bias)] = made
     for alpha in (1, 0.5, -2.0):
         api.addmm(bias, a, b, alpha=alpha)
-    assert checked == [(1, 1)] and [call[-2] for call in step.calls] == [0.5, -2.0]
+    assert [request.alpha for request in checked] == [1] and [call[-2] for call in step.calls] == [0.5, -2.0]
     for beta in (0.5, 2, torch.tensor(1.0)):
         for _ in range(2):
             api.addmm(bias, a, b, beta=beta)
@@ -680,7 +684,7 @@ def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.Monke
 def test_the_fast_path_is_told_all_that_a_call_says(name: str, how: dict[str, Any], monkeypatch: Any) -> None:
     said: list[Request] = []
     monkeypatch.setattr(api._fast, "take", lambda *given: (None, said.append(given[4])))
-    monkeypatch.setattr(api, "_product", lambda _, request, *__: said.append(request) or half(64, 48))
+    monkeypatch.setattr(api, "_product", lambda _, request, *__: said.append(request))
     a, b, bias = half(64, 32), half(32, 48), half(48)
     api.addmm(bias, a, b, **how) if name == "addmm" else api.linear(a, b.mT, bias, **how)
     assert said == 2 * [Request(**{"alpha": 1, "beta": 1, **how})]
@@ -712,7 +716,7 @@ def test_forward_and_backward_passes_like_one_before_plan_nothing(monkeypatch: p
     expected = gradients()
     planned = len(made)
     assert planned == 4
-    monkeypatch.setattr(matrices, "compute", None)
+    monkeypatch.setattr(plan, "multiply", None)
     assert all(map(torch.equal, gradients(), expected)) and len(made) == planned
 
 

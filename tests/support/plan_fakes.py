@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from triton_gemm.functional import api, fast_path, gated, grouped, ops, residual_gemm, scaled
+from triton_gemm.functional import api, fast_path, grouped, ops, scaled
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import plan
@@ -72,7 +72,7 @@ def take_plans_away(patch: pytest.MonkeyPatch) -> list[FakePlan]:
     patch.setattr(plan, "GemmPlan", FakePlan)
     patch.setattr(plan, "device_info", lambda _: hopper)
     patch.setattr(plan, "PLANS", {})
-    for module in (api, gated, grouped, ops, residual_gemm, scaled):
+    for module in (api, grouped, ops, scaled):
         patch.setattr(module, "_fast", fast_path.FastPath())
     patch.setattr(fast_path, "current_device", lambda: 0)
     patch.setattr(api.rules, "computable", lambda *_, **__: None)

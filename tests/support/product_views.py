@@ -79,6 +79,9 @@ def multiply_with_torch(
     product = request.alpha * (a @ b) if request.alpha else torch.zeros_like(c)
     if request.beta:
         product += request.beta * c
-    for bias in auxiliary:
+    *added, before = (*auxiliary, None) if not request.preactivation else auxiliary
+    for bias in added:
         product += bias[:, None] if request.bias == "m" else bias
+    if before is not None:
+        before.copy_(product)
     c.copy_(activated(product, request.activation))

@@ -7,7 +7,6 @@ start (`fast_path`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
@@ -17,8 +16,10 @@ from ..arithmetic import DTYPES, FLOATING, Precision, result_dtype
 from ..compat import override_functions
 from ..problem import GATES, PRODUCT, SUM, Activation, Gate, Request
 from ..runtime import plan
-from . import fast_path, gated, matrices, ops, residual_gemm, rules
+from . import fast_path, matrices, ops, rules
 from .activations import ACTIVATIONS
+from .matrices import Operands
+from .operators import is_plain, needs_grad
 
 _ACTIVATED: dict[str | None, Request] = {
     activation: Request(beta=1, activation=activation) for activation in ACTIVATIONS
@@ -78,8 +79,7 @@ def matmul(
     arguments.tensors("matmul", input=input, other=other)
     a, b = _autocast(input, other) if out is None else (input, other)
     rules.matmul(a, b)
-    c = _product("matmul", request, a, b, None, out)
-    return _keep_fast_path(key, request, a, b, None, out, c)
+    return _product("matmul", request, Operands(a, b), out, key)
 
 
 def mm(
@@ -174,7 +174,8 @@ def gated_bmm(
     rules.precision("bmm", precision, a.dtype)
     if batch_invariant is not None:
         arguments.flag("bmm", "batch_invariant", batch_invariant)
-    return gated.gated_gemm(a, b, gate, None, None, activation, precision, batch_invariant)
+    request = Request(1, 1, activation, None, precision, batch_invariant=batch_invariant)
+    return ops.gemm(a, b, None, request, gate=gate)
 
 
 def _of_one_rank(
@@ -200,8 +201,7 @@ def _of_one_rank(
         input, mat2 = _autocast(input, mat2)
     check(input, mat2)
     rules.out_dtype(out_dtype, input)
-    c = _product(function, request, input, mat2, None, out)
-    return _keep_fast_path(key, request, input, mat2, None, out, c)
+    return _product(function, request, Operands(input, mat2), out, key)
 
 
 def mv(
@@ -236,7 +236,7 @@ def mv(
         input, vec = _autocast(input, vec)
     rules.mv(input, vec)
     request = Request(precision=precision, batch_invariant=batch_invariant)
-    return _product("mv", request, input, vec, None, out)
+    return _product("mv", request, Operands(input, vec), out)
 
 
 def addmm(
@@ -291,8 +291,7 @@ def addmm(
     if out is None and out_dtype is None:
         input, mat1, mat2 = _autocast(input, mat1, mat2)
     rules.addmm(input, mat1, mat2, out_dtype)
-    c = _product("addmm", request, mat1, mat2, input, out)
-    return _keep_fast_path(key, request, mat1, mat2, input, out, c)
+    return _product("addmm", request, Operands(mat1, mat2, input), out, key)
 
 
 def baddbmm(
@@ -339,7 +338,7 @@ def baddbmm(
         input, batch1, batch2 = _autocast(input, batch1, batch2)
     rules.baddbmm(input, batch1, batch2, out_dtype)
     request = Request(alpha, beta, activation, out_dtype, precision, batch_invariant=batch_invariant)
-    return _product("baddbmm", request, batch1, batch2, input, out)
+    return _product("baddbmm", request, Operands(batch1, batch2, input), out)
 
 
 def linear(
@@ -356,13 +355,12 @@ def linear(
 ) -> torch.Tensor:
     """`torch.nn.functional.linear` with more: activation(input @ weight.T + bias) + residual, or a gated layer.
 
-    Without gradients one kernel computes all of it, with one rounding. With gradients torch's own activation follows
-    the GEMM, since it stores what its backward needs. A residual after a bias or an activation is then added by torch,
-    too.
+    One kernel computes all of it, with one rounding. With gradients it also stores what the activation is applied to,
+    for the backward; the result has the same bits.
 
     With a gate the result is silu(input @ gate.T + gate_bias) * (input @ weight.T + bias) + residual, or with gelu,
-    gelu_tanh or relu instead of silu. In fp16 and bf16 one kernel computes the gated product without gradients. With
-    gradients both products are stored for the backward, as torch stores them.
+    gelu_tanh or relu instead of silu. In fp16 and bf16 one kernel computes the gated product, unless it is
+    batch-invariant; torch adds the residual. With gradients both products are stored for the backward.
 
     All tensors are fp32, fp16, bf16 or fp64, of one dtype, on one GPU, of any strides; so is the result. If a tensor's
     subclass has a `__torch_function__` of its own, as quantized weights have, torch's linear is called. Derivatives in
@@ -388,167 +386,128 @@ def linear(
             gate that does not fit, NotImplementedError for int8 with anything but a weight, ValueError for an unknown
             activation, or for a gate without its activation and the reverse.
     """
-    if gate is not None or gate_bias is not None or (isinstance(activation, str) and activation in GATES):
-        gated_product = _gated(input, weight, bias, activation, gate, gate_bias, residual, precision, batch_invariant)
-        return gated_product if residual is None else gated_product + _autocast(residual)[0]
-    if residual is not None:
-        return _residual(input, weight, bias, activation, residual, precision, batch_invariant)  # type: ignore[arg-type]  # no gate's
     request = SUM
     if not (activation is None and precision is None and batch_invariant is None):
         plain = isinstance(activation, str) and precision is None and batch_invariant is None
         request = (_ACTIVATED.get(activation) if plain else None) or Request(
             1, 1, activation, None, precision, batch_invariant=batch_invariant
         )
-    key, c = _fast.take("linear", input, weight, () if bias is None else (bias,), request)
-    if c is not None:
-        return c
-    arguments.tensors("linear", input=input, weight=weight, **({} if bias is None else {"bias": bias}))
-    rules.activation("linear", activation)
-    if precision is None and batch_invariant is None and override_functions(input, weight, bias):
-        c = torch.nn.functional.linear(input, weight, bias)  # all that quantized weights know
-        return c if activation is None else ACTIVATIONS[activation](c)
-    if bias is None:
-        a, b = _autocast(input, weight)
+    if residual is None and gate is None and gate_bias is None:
+        key, c = _fast.take("linear", input, weight, () if bias is None else (bias,), request)
+        x = None
     else:
-        a, b, bias = _autocast(input, weight, bias)
-    rules.linear(a, b, bias)
-    b = b.t()
-    c = _product("linear", request, a, b, bias, None)
-    return _keep_fast_path(key, request, a, b, bias, None, c)
-
-
-def _gated(
-    input: torch.Tensor,
-    up: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    gate: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    precision: Precision | None,
-    batch_invariant: bool | None,
-) -> torch.Tensor:
-    """`linear` with a gate, without the residual that follows."""
-    key = None
-    if gate is not None and residual is None:
-        said, auxiliary = gated.words_of(gate, bias, gate_bias, activation, precision, batch_invariant)
-        key, c = _fast.take(said, input, up, auxiliary)
-        if c is not None:
-            return c
-    of_gate = rules.gate("linear", activation, gate, "[N, K] each: weight")
-    assert gate is not None
-    more = {"bias": bias, "gate": gate, "gate_bias": gate_bias, "residual": residual}
-    arguments.tensors("linear", input=input, weight=up, **{name: x for name, x in more.items() if x is not None})
-    if precision is None and batch_invariant is None and override_functions(input, up, gate, bias, gate_bias):
-        product = torch.nn.functional.linear
-        return ACTIVATIONS[of_gate](product(input, gate, gate_bias)) * product(input, up, bias)
-    a, up, gate = _autocast(input, up, gate)
-    bias, gate_bias = (None if x is None else _autocast(x)[0] for x in (bias, gate_bias))
-    rules.gated("linear", a, up, gate, bias, gate_bias)
-    if residual is not None:
-        rules.residual("linear", a, up, _autocast(residual)[0])
-    rules.precision("linear", precision, a.dtype)
-    if batch_invariant is not None:
-        arguments.flag("linear", "batch_invariant", batch_invariant)
-    a, b, vectors = _matrices(a, up.t())
-    how = a, b, gate.t(), bias, gate_bias, of_gate, precision, batch_invariant
-    return _launched(gated.launch, gated.gated_gemm, key, vectors, how)
-
-
-def _residual(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: Activation | None,
-    residual: torch.Tensor,
-    precision: Precision | None,
-    batch_invariant: bool | None,
-) -> torch.Tensor:
-    """`linear` with a residual."""
-    said, auxiliary = residual_gemm.words_of(residual, bias, activation, precision, batch_invariant)
-    key, c = _fast.take(said, input, weight, auxiliary)
+        x = Operands(input, weight, bias, residual, gate, gate_bias)
+        key, c = _fast.take(matrices.function_of("linear", x), input, weight, matrices.auxiliary_of(x), request)
     if c is not None:
         return c
-    more = {name: x for name, x in (("bias", bias), ("residual", residual)) if x is not None}
-    arguments.tensors("linear", input=input, weight=weight, **more)
-    rules.activation("linear", activation)
-    if precision is None and batch_invariant is None and override_functions(input, weight, bias):
-        return linear(input, weight, bias, activation) + residual
-    added = [x for x in (bias, residual) if x is not None]
-    a, weight, *added = _autocast(input, weight, *added)
-    bias, residual = (added[0] if bias is not None else None), added[-1]
-    rules.linear(a, weight, bias)
-    rules.computable("linear", a, weight, bias, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
-    rules.residual("linear", a, weight, residual)
-    rules.precision("linear", precision, a.dtype)
-    if batch_invariant is not None:
-        arguments.flag("linear", "batch_invariant", batch_invariant)
-    a, b, vectors = _matrices(a, weight.t())
-    if weight.dim() == 1 and residual.dim() > 0:
-        residual = residual.unsqueeze(-1)
-    how = a, b, residual, bias, activation, precision, batch_invariant
-    return _launched(residual_gemm.launch, residual_gemm.residual_gemm, key, vectors, how)
+    return _linear(x or Operands(input, weight, bias), request, key)
+
+
+def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.Tensor:
+    """`linear` of a call like none before."""
+    a, weight, bias, residual, gate, gate_bias = x
+    more = {"bias": bias, "gate": gate, "gate_bias": gate_bias, "residual": residual}
+    if (
+        gate is not None
+        or gate_bias is not None
+        or (isinstance(request.activation, str) and request.activation in GATES)
+    ):
+        request = request._replace(activation=rules.gate("linear", request.activation, gate, "[N, K] each: weight"))
+    arguments.tensors("linear", input=a, weight=weight, **{name: y for name, y in more.items() if y is not None})
+    rules.activation("linear", request.activation)
+    if (
+        request.precision is None
+        and request.batch_invariant is None
+        and override_functions(a, weight, bias, gate, gate_bias)
+    ):
+        return _by_torch(x, request.activation)  # all that quantized weights know
+    operands = [y for y in x if y is not None]
+    a, weight, *cast = _autocast(*operands)
+    x = Operands(a, weight, *(None if y is None else cast.pop(0) for y in x[2:]))
+    if x.gate is not None:
+        rules.gated("linear", a, weight, x.gate, x.input, x.gate_bias)
+    else:
+        rules.linear(a, weight, x.input)
+    if x.residual is not None:
+        rules.computable("linear", a, weight, x.input, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
+        rules.residual("linear", a, weight, x.residual)
+        if weight.dim() == 1 and x.residual.dim() > 0:
+            x = x._replace(residual=x.residual.unsqueeze(-1))
+    x = x._replace(b=weight.t(), gate=None if x.gate is None else x.gate.t())
+    return _product("linear", request, x, None, key)
+
+
+def _by_torch(x: Operands, activation: str | None) -> torch.Tensor:
+    """`linear` by torch's, of operands whose class says by itself what torch's functions do with it."""
+    product = torch.nn.functional.linear
+    c = product(x.a, x.b if x.gate is None else x.gate, x.input if x.gate is None else x.gate_bias)
+    c = c if activation is None else ACTIVATIONS[activation](c)
+    c = c if x.gate is None else c * product(x.a, x.b, x.input)
+    return c if x.residual is None else c + x.residual
 
 
 # --- What every call goes through ---
 
 
 def _product(
-    function: str,
-    request: Request,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None,
-    out: torch.Tensor | None,
+    function: str, request: Request, x: Operands, out: torch.Tensor | None, key: fast_path.Key | None = None
 ) -> torch.Tensor:
-    """activation(alpha a @ b + beta input) of operands whose shapes and dtypes go together, in `out` where given."""
-    dtypes = DTYPES if input is None and request.activation is None else FLOATING
-    rules.computable(function, a, b, input, dtypes=dtypes, devices=("cuda", "cpu", "meta"))
-    rules.precision(function, request.precision, a.dtype)
+    """The product of operands whose shapes and dtypes go together, in `out` where given. What it launches is kept by
+    the key, if there is one."""
+    plain = x.input is None and x.residual is None and request.activation is None
+    rules.computable(function, x.a, x.b, x.input, dtypes=DTYPES if plain else FLOATING, devices=("cuda", "cpu", "meta"))
+    rules.precision(function, request.precision, x.a.dtype)
     if request.batch_invariant is not None:
         arguments.flag(function, "batch_invariant", request.batch_invariant)
-    a, b, vectors = _matrices(a, b)
+    a, b, vectors = _matrices(x.a, x.b)
+    given = x.a, x.b, x.input
+    x = x._replace(a=a, b=b)
     if out is not None:
-        return _product_into(function, request, out, a, b, input, vectors)
-    if request.activation is not None and ops.needs_grad(a, b, input):
-        # Fused, the backward would have to multiply again to know what the activation was applied to.
-        c = ACTIVATIONS[request.activation](ops.gemm(a, b, input, request._replace(activation=None)))
-    else:
-        c = ops.gemm(a, b, input, request)
+        found = _product_into(function, request, out, x, vectors)
+        # Unless `out` was resized, and is not what the key says.
+        if (
+            key is not None
+            and not vectors
+            and key[1] == plan.key_of(request, given[0], given[1], out, matrices.auxiliary_of(x))
+        ):
+            _fast.keep(key, found)
+        return out
+    if key is None:
+        return _without(ops.gemm(*x[:3], request, *x[3:]), vectors)
+    launched: list[fast_path.Known | None] = []
+    c = ops.gemm(*x[:3], request, *x[3:], launched=launched)
+    if launched:
+        _fast.keep(key, fast_path.SLOW if vectors else launched[0])
     return _without(c, vectors)
 
 
 def _product_into(
-    function: str,
-    request: Request,
-    out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None,
-    vectors: tuple[int, ...],
-) -> torch.Tensor:
-    """out, filled with `_product` without the dimensions `vectors`."""
+    function: str, request: Request, out: torch.Tensor, x: Operands, vectors: tuple[int, ...]
+) -> fast_path.Known | None:
+    """Fills out with `_product` without the dimensions `vectors`; what launches it, where that is one launch."""
+    a, b, input, *_ = x
     arguments.tensor(function, "'out'", out)
-    if ops.needs_grad(a, b, input, out):
+    if needs_grad(a, b, input, out):
         raise rules.no_grad_into_out(function)
     shape = list(matrices.shape_of(a, b))
     for dim in vectors:
         del shape[dim]
-    in_place = ops.is_plain(a, b, input, out) and not out.is_neg()
+    in_place = is_plain(a, b, input, out) and not out.is_neg()
     if in_place:  # out may share memory with what is read, and be resized
-        a, b = (x.clone() if rules.may_alias(out, x) else x for x in (a, b))
+        a, b = (y.clone() if rules.may_alias(out, y) else y for y in (a, b))
         if input is not None and (input is not out or list(out.shape) != shape) and rules.may_alias(out, input):
             input = input.clone()
     dtype = request.out_dtype or result_dtype(a.dtype)
     rules.out(out, shape, dtype, a.device, request.out_dtype is not None)
     if not in_place:
-        return out.copy_(_without(ops.gemm(a, b, input, request), vectors))
+        out.copy_(_without(ops.gemm(a, b, input, request), vectors))
+        return None
     c = out
     for dim in reversed(vectors):
         c = c.unsqueeze(dim)
-    matrices.compute_into(c, a, b, c if input is out else input, request)
+    found = matrices.compute_into(c, Operands(a, b, c if input is out else input), request)
     increment_version(out)
-    return out
+    return found
 
 
 def _without(c: torch.Tensor, vectors: tuple[int, ...]) -> torch.Tensor:
@@ -574,37 +533,3 @@ def _autocast(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 and x.device.type == device else x
         for x in operands
     )
-
-
-# --- The fast path of a call like one before ---
-
-
-def _keep_fast_path(
-    key: fast_path.Key | None,
-    request: Request,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor | None,
-    c: torch.Tensor,
-) -> torch.Tensor:
-    """c; and what computed it is kept, unless `out` was resized, and is not what the key says."""
-    if key is not None and (out is None or key[1] == plan.key_of(request, a, b, out, () if bias is None else (bias,))):
-        _fast.keep(key, matrices.known(a, b, c, bias, request))
-    return c
-
-
-def _launched(
-    launch: Callable[..., tuple[torch.Tensor, fast_path.Known | None]],
-    operator: Callable[..., torch.Tensor],
-    key: fast_path.Key | None,
-    vectors: tuple[int, ...],
-    how: tuple[Any, ...],
-) -> torch.Tensor:
-    """The result of an operator without the dimensions `vectors`. What it launches is kept by the key, if there is one:
-    then no operand needs torch's dispatcher but one on the meta device."""
-    if key is None or vectors or any(isinstance(x, torch.Tensor) and x.is_meta for x in how):
-        return _without(operator(*how), vectors)
-    c, found = launch(*how)
-    _fast.keep(key, found)
-    return c

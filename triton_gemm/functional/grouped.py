@@ -3,13 +3,13 @@
 The operator `torch.ops.triton_gemm.grouped_gemm` multiplies a [M, K], its rows in groups, with b [G, K, N], or a [M, K]
 with b [K, N], what they are summed over in groups. Its derivatives are products of the same two kinds.
 
-With a gate, which is a second b for groups of rows, it is activation(a @ gate) * (a @ b). As of `gated` one kernel
-computes that of 16 bits. With gradients, where weights lie differently, and for other dtypes and batch-invariant calls,
-it is made of two products (`apart`).
+With a gate, which is a second b for groups of rows, it is activation(a @ gate) * (a @ b). One kernel computes that of
+16 bits, unless weights lie differently or it is batch-invariant. `grouped_gemm_for_backward` is as in `ops`.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,8 +21,9 @@ from ..arithmetic import FLOATING, HALF, Precision
 from ..compat import below_autograd, single_level_autograd
 from ..problem import GATES, Activation, Gate, Request
 from ..runtime import plan
-from . import api, fast_path, ops, rules
-from .activations import ACTIVATIONS
+from . import api, fast_path, rules
+from .activations import ACTIVATIONS, for_gradients, through_activation
+from .operators import Derivatives, Tensors, for_backward, is_plain, needs_grad, operator
 
 _fast = fast_path.FastPath()
 
@@ -49,7 +50,7 @@ def grouped_matmul(
     number of times, and not forwards (torch.func.jvp, jacfwd).
 
     With a gate the result is silu(mat_a @ gate) * (mat_a @ mat_b) in each group, or with gelu, gelu_tanh or relu in
-    place of silu. In fp16 and bf16 one kernel computes it if both have the same strides and nothing needs a gradient.
+    place of silu. In fp16 and bf16 one kernel computes it if both have the same strides.
 
     Args:
         mat_a: fp32, fp16, bf16 or fp64, on a GPU, of any strides.
@@ -57,7 +58,7 @@ def grouped_matmul(
         offs: An int32 tensor [G] in the GPU's memory, for which the host does not wait: where each group ends,
             ascending.
         out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded.
-        activation: As in `linear`; without gradients in the same kernel. With a gate "swiglu", "geglu", "geglu_tanh"
+        activation: As in `linear`, in the same kernel. With a gate "swiglu", "geglu", "geglu_tanh"
             or "reglu".
         gate: A second mat_b [G, K, N], for a mat_a whose rows are in groups, or without offs a batch. Both may be views
             of one weight.
@@ -84,8 +85,8 @@ def grouped_matmul(
         name = rules.gate("grouped_matmul", activation, gate, "[G, K, N] each: mat_b")
     else:
         rules.activation("grouped_matmul", activation)
-    how = out_dtype, precision, batch_invariant
     if offs is None and mat_a.dim() == mat_b.dim() == 3:
+        how = out_dtype, precision, batch_invariant
         if gate is not None:
             rules.gate_of_groups(mat_a, mat_b, gate, 3)
             return api.gated_bmm(mat_a, mat_b, gate, str(name), *how)
@@ -97,12 +98,13 @@ def grouped_matmul(
     rules.precision("grouped_matmul", precision, mat_a.dtype)
     if batch_invariant is not None:
         arguments.flag("grouped_matmul", "batch_invariant", batch_invariant)
+    request = Request(1, 0, name, out_dtype, precision, batch_invariant=batch_invariant)
     if mat_a.dim() == 3:
-        return grouped_gemm(mat_b.mT, mat_a.mT, offs, *how, name).mT
-    if key is None or not ops.is_plain(mat_a, mat_b, offs, gate):
-        return grouped_gemm(mat_a, mat_b, offs, *how, name, gate)
-    c, found = launch(mat_a, mat_b, offs, *how, name, gate)
-    _fast.keep(key, fast_path.known(found, c, (offs, offs.contiguous())))
+        return grouped_gemm(mat_b.mT, mat_a.mT, offs, request).mT
+    launched: list[fast_path.Known | None] = []
+    c = grouped_gemm(mat_a, mat_b, offs, request, gate, launched if key is not None else None)
+    if launched:
+        _fast.keep(key, launched[0])
     return c
 
 
@@ -110,67 +112,84 @@ def grouped_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,
-    out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
-    batch_invariant: bool | None = None,
-    activation: str | None = None,
+    request: Request,
     gate: torch.Tensor | None = None,
+    launched: list[fast_path.Known | None] | None = None,
 ) -> torch.Tensor:
-    """The operator, past the dispatcher where that has nothing to do."""
+    """The operator, past the dispatcher where that has nothing to do. launched: as in `ops.gemm`."""
     rules.no_tangents("grouped_matmul", a, b, gate)
-    if ops.is_plain(a, b, offs, gate):
-        if not ops.needs_grad(a, b, gate):
-            return _compute(a, b, offs, out_dtype, precision, batch_invariant, activation, gate)
-        batch_invariant = plan.remembering(Request(batch_invariant=batch_invariant)).batch_invariant
-    return _op(a, b, offs, out_dtype, precision, batch_invariant, activation, gate)
+    if is_plain(a, b, offs, gate):
+        if not needs_grad(a, b, gate) and launched is None:
+            return _computed(a, b, offs, gate, request)[0]
+        if not needs_grad(a, b, gate):
+            c, known = _launch(a, b, offs, gate, request)
+            launched.append(known)  # type: ignore[union-attr]
+            return c
+        request = plan.remembering(request)
+    return _dispatched(a, b, offs, gate, request)[0]
 
 
-def apart(a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, offs: torch.Tensor, activation: str, *how: Any) -> Any:
-    """grouped_gemm with a gate, by several operators."""
-    return ACTIVATIONS[activation](grouped_gemm(a, gate, offs, *how)) * grouped_gemm(a, b, offs, *how)
+def _dispatched(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, gate: torch.Tensor | None, request: Request
+) -> Tensors:
+    """The result, and preactivations if the request has them, by the dispatcher."""
+    how = request.out_dtype, request.precision, request.batch_invariant, request.activation, gate
+    if not request.preactivation:
+        return (_op(a, b, offs, *how),)
+    found = _op_for_backward(a, b, offs, *how)
+    return found if gate is not None else found[:2]
 
 
-def _compute(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
-    """grouped_gemm of plain tensors that go together, without its derivatives."""
-    *_, gate = complete = _complete(*how)
+def _computed(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, gate: torch.Tensor | None, request: Request
+) -> Tensors:
+    """As `_dispatched`, of plain tensors that go together."""
+    before: Tensors = ()
+    if request.preactivation:
+        before = tuple(_empty(a, b, offs, request.out_dtype) for _ in range(1 if gate is None else 2))
+    auxiliary = (*(() if gate is None else (gate,)), offs, *before)
+    # Nothing of c is read: beta is 0, and 1 in what is said.
+    operation, said = ("grouped_gemm", gate is None), request._replace(beta=1)
+    c = _fast.run(operation, a, b, auxiliary, lambda: _launch(a, b, offs, gate, request, before), said)
+    return c, *before
 
-    def first() -> tuple[torch.Tensor, fast_path.Known | None]:
-        c, found = launch(a, b, offs, *complete)
-        return c, fast_path.known(found, c, (offs, offs.contiguous()))
 
-    return _fast.run(("grouped_gemm", *complete[:-1]), a, b, (offs,) if gate is None else (gate, offs), first)
-
-
-def launch(
+def _launch(
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,
-    out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
-    batch_invariant: bool | None = None,
-    activation: str | None = None,
-    gate: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, plan.Plan | None]:
-    """The product, and what has computed it, if anything had to and it is one launch. Of 0 every activation makes 0."""
-    request = Request(
-        activation=activation,
-        precision=precision,
-        groups="m" if b.dim() == 3 else "k",
-        batch_invariant=batch_invariant,
-        gate=gate is not None,
-    )
+    gate: torch.Tensor | None,
+    request: Request,
+    before: Tensors = (),
+) -> tuple[torch.Tensor, fast_path.Known | None]:
+    """The result, and what calls like it launch. Of 0 every activation makes 0. before: as in `matrices.compute`."""
+    given = (*(() if gate is None else (gate,)), offs)
     a, b = a.resolve_neg(), b.resolve_neg()
-    auxiliary: tuple[torch.Tensor, ...] = (offs.contiguous(),)
     if gate is not None:
         gate = gate.resolve_neg()
         alike = b.stride() == gate.stride() and (b.data_ptr() % 16 == 0) == (gate.data_ptr() % 16 == 0)
         if not alike or a.dtype not in HALF.dtypes or plan.remembering(request).batch_invariant:
-            return apart(a, b, gate, offs, str(activation), out_dtype, precision, batch_invariant), None
-        auxiliary = (gate, *auxiliary)
-    c = _empty(a, b, offs, out_dtype)
+            return _by_two(a, b, offs, gate, request, before), fast_path.SLOW
+    c = _empty(a, b, offs, request.out_dtype)
     if c.numel() == 0 or a.shape[1] == 0 or offs.shape[0] == 0:
-        return c.zero_(), None
-    return c, plan.multiply(a, b, c, request, auxiliary)
+        for x in (c, *before):
+            x.zero_()
+        return c, fast_path.SLOW
+    auxiliary = (*(() if gate is None else (gate,)), offs.contiguous())
+    request = request._replace(out_dtype=None, groups="m" if b.dim() == 3 else "k", gate=gate is not None)
+    found = plan.multiply(a, b, c, request, (*auxiliary, *before))
+    return c, fast_path.known(found, c, *zip(given, auxiliary, strict=True))
+
+
+def _by_two(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, gate: torch.Tensor, request: Request, before: Tensors
+) -> torch.Tensor:
+    """A gate's result, by two products and by torch."""
+    product = request._replace(activation=None, preactivation=False)
+    found = tuple(_launch(a, right, offs, None, product)[0] for right in (gate, b))
+    for x, y in zip(before, found, strict=False):
+        x.copy_(y)
+    return ACTIVATIONS[request.activation](found[0]) * found[1]
 
 
 def _empty(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
@@ -178,21 +197,7 @@ def _empty(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, out_dtype: torc
     return a.new_empty((*groups, a.shape[0], b.shape[-1]), dtype=out_dtype or a.dtype)
 
 
-def _kernel(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
-    """`_compute` for the dispatcher, whose callers may have checked nothing."""
-    rules.grouped(a, b, offs, _complete(*how)[-1])
-    return _compute(a, b, offs, *how)
-
-
-def _complete(*how: Any) -> tuple[Any, ...]:
-    """What follows the operator's `offs`, of which torch leaves out trailing defaults."""
-    *_, activation, gate = how = (*how, *(None,) * (5 - len(how)))
-    if gate is not None and activation is None:
-        raise RuntimeError("grouped_gemm: a gate needs an activation")
-    return how
-
-
-def _fake(
+def _parsed(
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,
@@ -201,73 +206,133 @@ def _fake(
     batch_invariant: bool | None = None,
     activation: str | None = None,
     gate: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, Request]:
+    """The operators' arguments, with their defaults: torch leaves out trailing ones."""
     rules.grouped(a, b, offs, gate)
-    return _empty(a, b, offs, out_dtype)
+    if gate is not None and activation is None:
+        raise RuntimeError("grouped_gemm: a gate needs an activation")
+    return a, b, offs, gate, Request(1, 0, activation, out_dtype, precision, batch_invariant=batch_invariant)
 
 
-class _Grouped(ops.Derivatives):
+def _kernel(*arguments: Any) -> torch.Tensor:
+    return _computed(*_parsed(*arguments))[0]
+
+
+def _kernel_for_backward(*arguments: Any) -> Tensors:
+    *operands, request = _parsed(*arguments)
+    return for_backward(_computed(*operands, request._replace(preactivation=True)))
+
+
+def _fake(*arguments: Any, **named: Any) -> torch.Tensor:
+    a, b, offs, _, request = _parsed(*arguments, **named)
+    return _empty(a, b, offs, request.out_dtype)
+
+
+def _fake_for_backward(*arguments: Any, **named: Any) -> Tensors:
+    a, b, offs, gate, request = _parsed(*arguments, **named)
+    return for_backward(tuple(_empty(a, b, offs, request.out_dtype) for _ in range(2 if gate is None else 3)))
+
+
+class _Grouped(Derivatives):
+    """As `ops._Gemm`."""
+
     @staticmethod
-    def forward(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
-        if ops.is_plain(a, b, offs):
-            return _compute(a, b, offs, *how)
-        with below_autograd(), torch.enable_grad():  # the levels below this one go on
-            return _op(a, b, offs, *how)
+    def forward(
+        a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, gate: torch.Tensor | None, request: Request
+    ) -> torch.Tensor | Tensors:
+        if is_plain(a, b, offs, gate):
+            found = _computed(a, b, offs, gate, request)
+        else:
+            with below_autograd(), torch.enable_grad():  # the levels below this one go on
+                found = _dispatched(a, b, offs, gate, request)
+        return found if len(found) > 1 else found[0]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        a, b, offs, _, *ctx.how = inputs
-        need_a, need_b, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(a if need_b else None, b if need_a else None, offs)
-        ctx.dtype, ctx.of_rows = a.dtype, b.dim() == 3
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor | Tensors) -> None:
+        a, b, offs, gate, ctx.request = inputs
+        c, *before = (output,) if isinstance(output, torch.Tensor) else output
+        ctx.set_materialize_grads(False)
+        needs = ctx.needs_input_grad
+        result = c if ctx.request.activation == "relu" and not before else None
+        of_weights = (x if needs[0] else None for x in (b, gate))
+        before += [None] * (2 - len(before))
+        ctx.save_for_backward(a if needs[1] or needs[3] else None, *of_weights, offs, result, *before)
+        ctx.dtype, ctx.of_rows, ctx.gated = a.dtype, b.dim() == 3, gate is not None
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        a, b, offs = ctx.saved_tensors
-        grad = grad.to(ctx.dtype)
-        by_a = by_b = None
-        if b is not None and ctx.of_rows:
-            by_a = grouped_gemm(grad, b.mT, offs, None, *ctx.how)
-        elif b is not None:
-            by_a = grouped_gemm(b, grad.mT, offs, None, *ctx.how).mT
-        if a is not None:
-            by_b = grouped_gemm(a.mT, grad, offs, None, *ctx.how)
-        return by_a, by_b, *[None] * 4
+    def backward(ctx: Any, grad: torch.Tensor | None, *of_before: torch.Tensor | None) -> tuple[Any, ...]:
+        grads: list[torch.Tensor | None] = [None] * 5
+        if grad is None and all(x is None for x in of_before):
+            return tuple(grads)
+        a, b, gate, offs, result, *before = ctx.saved_tensors
+        request, needs = ctx.request, ctx.needs_input_grad
+        product = Request(precision=request.precision, batch_invariant=request.batch_invariant)
+        through = through_activation(request.activation, grad, result, before, of_before, ctx.gated)
+        for by, right, place in zip(through, (b, gate), (1, 3), strict=True):
+            if by is None:
+                continue
+            by = by.to(ctx.dtype)
+            if needs[0]:
+                turned = by if ctx.of_rows else by.mT
+                of_a = grouped_gemm(*((turned, right.mT) if ctx.of_rows else (right, turned)), offs, product)
+                of_a = of_a if ctx.of_rows else of_a.mT
+                grads[0] = of_a if grads[0] is None else grads[0] + of_a
+            if needs[place]:
+                grads[place] = grouped_gemm(a.mT, by, offs, product)
+        return tuple(grads)
 
 
-def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *how: Any) -> torch.Tensor:
-    *plain, activation, gate = how = _complete(*how)
-    rules.grouped(a, b, offs, gate)
-    if ops.needs_grad(a, b, gate):
-        if gate is not None:
-            return apart(a, b, gate, offs, activation, *plain)
-        if activation is not None:  # torch's own, which keeps what it needs for the backward
-            return ACTIVATIONS[activation](_op(a, b, offs, *plain))
+def _differentiable(*arguments: Any) -> Tensors:
+    *operands, gate, request = arguments
+    found = _Grouped.apply(*operands, gate, for_gradients(request, gate is None))  # type: ignore[attr-defined]
+    return (found,) if isinstance(found, torch.Tensor) else found
+
+
+def _autograd(*arguments: Any) -> torch.Tensor:
+    a, b, offs, gate, request = _parsed(*arguments)
+    if needs_grad(a, b, gate):
         with single_level_autograd():
-            found: torch.Tensor = _Grouped.apply(a, b, offs, *plain)  # type: ignore[attr-defined]
-            return found
+            return _differentiable(a, b, offs, gate, request)[0]
     with below_autograd():
-        return _op(a, b, offs, *how)
+        return _op(*arguments)
 
 
-def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+def _autograd_for_backward(*arguments: Any) -> Tensors:
+    a, b, offs, gate, request = _parsed(*arguments)
+    if needs_grad(a, b, gate):
+        with single_level_autograd():
+            return for_backward(_differentiable(a, b, offs, gate, request))
+    with below_autograd():
+        return _op_for_backward(*arguments)
+
+
+def _one_by_one(operator: Any, info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
     """One after the other, as torch would, which warns of it: whose groups begin elsewhere is no batch."""
     operands = list(zip(arguments, in_dims, strict=True))
     each = ([x if dim is None else x.select(dim, i) for x, dim in operands] for i in range(info.batch_size))
-    return torch.stack([_op(*those) for those in each]), 0
+    found = [operator(*those) for those in each]
+    if isinstance(found[0], torch.Tensor):
+        return torch.stack(found), 0
+    return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
 
 
-_op, _library = ops.operator(
-    "grouped_gemm(Tensor a, Tensor b, Tensor offs, ScalarType? out_dtype=None, str? precision=None, "
-    "bool? batch_invariant=None, str? activation=None, Tensor? gate=None) -> Tensor",
-    _kernel,
-    _fake,
+ARGUMENTS = (
+    "(Tensor a, Tensor b, Tensor offs, ScalarType? out_dtype=None, str? precision=None, "
+    "bool? batch_invariant=None, str? activation=None, Tensor? gate=None)"
 )
+_op, _library = operator(f"grouped_gemm{ARGUMENTS} -> Tensor", _kernel, _fake)
 _library.impl("grouped_gemm", _autograd, "Autograd")
-torch.library.register_vmap("triton_gemm::grouped_gemm", _vmap, lib=_library)
+torch.library.register_vmap("triton_gemm::grouped_gemm", partial(_one_by_one, _op), lib=_library)
+_op_for_backward, _library_for_backward = operator(
+    f"grouped_gemm_for_backward{ARGUMENTS} -> (Tensor, Tensor, Tensor)", _kernel_for_backward, _fake_for_backward
+)
+_library_for_backward.impl("grouped_gemm_for_backward", _autograd_for_backward, "Autograd")
+torch.library.register_vmap(
+    "triton_gemm::grouped_gemm_for_backward", partial(_one_by_one, _op_for_backward), lib=_library_for_backward
+)
 
 
-@register_flop_formula(torch.ops.triton_gemm.grouped_gemm)
+@register_flop_formula([torch.ops.triton_gemm.grouped_gemm, torch.ops.triton_gemm.grouped_gemm_for_backward])
 def _flops(a_shape: torch.Size, b_shape: torch.Size, _: Any, *how: Any, gate: Any = None, **__: Any) -> int:
     """As many as if groups were no smaller together than what they are cut from."""
     products = 2 if gate is not None or (len(how) == 5 and how[-1] is not None) else 1

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice, product
+from typing import NamedTuple
 
 import torch
 
-from ..arithmetic import default_arithmetic, result_dtype
+from ..arithmetic import HALF, default_arithmetic, result_dtype
 from ..compat import differ, may_differ
 from ..problem import GemmProblem, Request
 from ..runtime import plan
 from . import fast_path
+from .activations import ACTIVATIONS
 
 
 def shape_of(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
@@ -31,24 +33,167 @@ def batch_of(a: Sequence[int], b: Sequence[int]) -> Sequence[int]:
     return a[:-2] if same else torch.broadcast_shapes(a[:-2], b[:-2])
 
 
-def compute(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
-    """gemm of plain tensors, without its derivatives."""
-    c = torch.empty(shape_of(a, b), dtype=request.out_dtype or result_dtype(a.dtype), device=a.device)
-    compute_into(c, a, b, input, request)
-    return c
+class Operands(NamedTuple):
+    """What a product is made of: activation(alpha a @ b + beta input) + residual, or with a gate, which lies as b does,
+    activation(a @ gate + gate_bias) (a @ b + input) + residual.
+
+    a [.., M, K], b [.., K, N]; the others broadcast to the result.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    input: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    gate: torch.Tensor | None = None
+    gate_bias: torch.Tensor | None = None
+
+    def is_product(self) -> bool:
+        """Whether there is no more than alpha a @ b + beta input."""
+        return self.residual is None and self.gate is None and self.gate_bias is None
+
+
+def function_of(name: str, x: Operands) -> Hashable:
+    """What a call of `name` says to `FastPath.take` besides its request: the name, or also which operands it has."""
+    return name if x.is_product() else (name, *(operand is None for operand in x))
+
+
+def auxiliary_of(x: Operands, before: tuple[torch.Tensor, ...] = ()) -> tuple[torch.Tensor, ...]:
+    """The operands but a and b, in the order of `FastPath.take`: that of a plan, and last what C is a copy of before
+    the launch. before: where preactivations go."""
+    _, _, input, residual, gate, gate_bias = x
+    if residual is None and gate is None:
+        if not before or input is None:
+            return before if input is None else (input,)
+        return (input, *before) if input.dim() < 2 else (*before, input)
+    first = tuple(operand for operand in (input, gate, gate_bias) if operand is not None)
+    return (*first, *before) if residual is None else (*first, *before, residual)
+
+
+def compute(
+    x: Operands, request: Request, before: tuple[torch.Tensor, ...] = ()
+) -> tuple[torch.Tensor, fast_path.Known | None]:
+    """gemm of plain tensors, without its derivatives, and what calls like it launch: None where that may change.
+
+    before: of a request with preactivations, contiguous tensors of the result's shape and dtype that they are stored
+    in: what the activation is applied to, and with a gate a @ b + input.
+    """
+    if x.gate is not None and x.residual is not None:
+        c, _ = compute(x._replace(residual=None), request, before)
+        return c + x.residual, fast_path.SLOW
+    a, b, *_ = x
+    shape = shape_of(a, b)
+    if not _is_one_product(x, request, shape):
+        return _by_several(x, request, before), fast_path.SLOW
+    c = torch.empty(shape, dtype=request.out_dtype or result_dtype(a.dtype), device=a.device)
+    return c, compute_into(c, x, request, before)
 
 
 def compute_into(
-    c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request
-) -> None:
-    """c = activation(alpha a @ b + beta input). c shares no memory with the others, but may be `input` itself."""
+    c: torch.Tensor, x: Operands, request: Request, before: tuple[torch.Tensor, ...] = ()
+) -> fast_path.Known | None:
+    """As `compute`, into c, which shares no memory with the others, but may be `input` itself. It may have no gate and
+    no residual, unless `compute` has looked whether one launch can do that."""
     if c.numel() == 0:
-        return
+        return fast_path.SLOW
+    asked, (a, b, input, residual, gate, gate_bias) = request, x
     request, auxiliary = adding(c, input, request)
-    if request.beta and input is not None and input is not c:
-        c.copy_(input)
-    for matrices in views(a.resolve_neg(), b.resolve_neg(), c, join_rows=request.bias != "m"):
-        plan.multiply(*matrices, request, auxiliary)
+    if residual is not None:
+        request = request._replace(beta=1.0, residual=True)
+    copied = input if residual is None and request.beta else residual
+    if copied is not None and copied is not c:
+        c.copy_(copied)
+    a, b = a.resolve_neg(), b.resolve_neg()
+    if gate is not None:
+        b, gate = _alike(b, gate.resolve_neg())
+        request = request._replace(gate=True)
+        if request.bias or gate_bias is not None:
+            request, zeros = request._replace(bias="n"), a.new_zeros(b.shape[-1])
+            gate_bias = zeros if gate_bias is None else vector_of(gate_bias, c.shape)[0]  # type: ignore[index]
+            auxiliary = (*(auxiliary or (zeros,)), gate, gate_bias)
+        else:
+            auxiliary = (gate,)
+    launched = [
+        (*matrices, *more, plan.multiply(*matrices, request, more))
+        for matrices, more in _launches(a, b, c, gate, auxiliary, before, join_rows=request.bias != "m")
+    ]
+    given = *x[:2], c, *auxiliary_of(x, before)[: None if copied is None else -1]
+    *operands, found = launched[0]
+    if input is c:  # which no key says
+        return None
+    scaled = input is not None and asked.beta != 1
+    if scaled or len(launched) > 1 or len(operands) != len(given) or request.bias == "m":
+        return fast_path.SLOW
+    return fast_path.known(found, c, *zip(given, operands, strict=True), copies=copied is not None)
+
+
+def _launches(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    gate: torch.Tensor | None,
+    auxiliary: tuple[torch.Tensor, ...],
+    before: tuple[torch.Tensor, ...],
+    join_rows: bool,
+) -> Iterator[tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]]:
+    """a, b and c of each launch, and its auxiliary operands: the gate and `before` are cut as b and c are."""
+    of_gate = iter(()) if gate is None else views(a, gate, c, join_rows)
+    for matrices in views(a, b, c, join_rows):
+        into = matrices[2]
+        more = auxiliary
+        if gate is not None:
+            _, second, _ = next(of_gate)
+            more = tuple(second if x is gate else x for x in auxiliary)
+        if before and into is c:
+            more += before
+        elif before:
+            offset = into.storage_offset() - c.storage_offset()
+            more += tuple(x.as_strided(into.shape, into.stride(), x.storage_offset() + offset) for x in before)
+        yield matrices, more
+
+
+def _is_one_product(x: Operands, request: Request, shape: Sequence[int]) -> bool:
+    """Whether one kernel computes it: of a gate one for 16 bits, and if rows may have other bits with other rows."""
+
+    if x.gate is not None:
+        are_rows = all(bias is None or bias.shape == shape[-1:] for bias in (x.input, x.gate_bias))
+        half = x.a.dtype in HALF.dtypes and request.out_dtype in (None, x.a.dtype)
+        return are_rows and half and not plan.remembering(request).batch_invariant
+    if x.residual is None or x.input is None:
+        return True
+    # There is no place for a matrix beside the residual.
+    return vector_of(x.input, shape) is not None and not (
+        x.input.shape == shape and plan.remembering(request).batch_invariant
+    )
+
+
+def _by_several(x: Operands, request: Request, before: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """As `compute`, by several products and by torch."""
+    a, b, input, residual, gate, gate_bias = x
+    product = request._replace(activation=None, preactivation=False)
+    first = Operands(a, b, input) if gate is None else Operands(a, gate, gate_bias)
+    if before:
+        found = before[0]
+        compute_into(found, first, product)
+    else:
+        found, _ = compute(first, product)
+    if request.activation is not None:
+        found = ACTIVATIONS[request.activation](found)
+    if gate is not None:
+        if before:
+            ungated = before[1]
+            compute_into(ungated, Operands(a, b, input), product)
+        else:
+            ungated, _ = compute(Operands(a, b, input), product)
+        found = found * ungated
+    return found if residual is None else found + residual
+
+
+def _alike(b: torch.Tensor, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both with the same strides and alignment."""
+    if b.stride() == gate.stride() and (b.data_ptr() % 16 == 0) == (gate.data_ptr() % 16 == 0):
+        return b, gate
+    b, gate = (x.contiguous() for x in (b, gate))
+    return tuple(x if x.data_ptr() % 16 == 0 else x.clone() for x in (b, gate))  # type: ignore[return-value]  # two
 
 
 def adding(c: torch.Tensor, input: torch.Tensor | None, request: Request) -> tuple[Request, tuple[torch.Tensor, ...]]:
@@ -56,7 +201,7 @@ def adding(c: torch.Tensor, input: torch.Tensor | None, request: Request) -> tup
     beta is not 0 what c holds before."""
     if input is None or request.beta == 0:
         return request._replace(beta=0.0), ()
-    vector = None if input is c else vector_of(input, c)
+    vector = None if input is c else vector_of(input, c.shape)
     if vector is not None and input.shape == c.shape and plan.remembering(request).batch_invariant:
         vector = None  # of more rows it would be no vector
     if vector is None:
@@ -81,35 +226,10 @@ def problem_of(
     return None if more else request.problem(*first)
 
 
-def known(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, input: torch.Tensor | None, request: Request
-) -> fast_path.Known | None:
-    """What calls like the one that has computed c launch on the fast path: one launch, which adds nothing, a bias for
-    each column, or a matrix. None where that may change."""
-    if c.numel() == 0 or a.dim() == 1 or b.dim() == 1:
-        return fast_path.SLOW
-    auxiliary: tuple[torch.Tensor, ...] = ()
-    if input is None:
-        request = request._replace(beta=0.0)
-    elif input is c:  # which no key says
-        return None
-    elif request.beta != 1:
-        return fast_path.SLOW
-    else:
-        request, auxiliary = adding(c, input, request)
-        if auxiliary and (request.bias != "n" or auxiliary[0].data_ptr() != input.data_ptr()):
-            return fast_path.SLOW
-    first, *more = islice(views(a, b, c), 2)
-    if more:
-        return fast_path.SLOW
-    found = plan.PLANS.get(plan.key_of(request, *first, auxiliary))
-    return fast_path.known(found, c, *zip((a, b, c), first, strict=True), copies=request.beta == 1)
-
-
-def vector_of(input: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, str] | None:
+def vector_of(input: torch.Tensor, of: Sequence[int]) -> tuple[torch.Tensor, str] | None:
     """(input as contiguous values, the axis along which each has its own), if it is one column's or one row's for all
-    of c."""
-    rows, columns = c.shape[-2:]
+    of a result of that shape."""
+    rows, columns = of[-2:]
     count, shape = input.numel(), (1, 1, *input.shape)
     if count == shape[-1] == columns:
         axis = "n"

@@ -1,16 +1,21 @@
-"""The one operator, `torch.ops.triton_gemm.gemm`, and what torch must know of it: its shape, derivatives, vmap, FLOPs.
+"""The operators `torch.ops.triton_gemm.gemm` and `gemm_for_backward`, and what torch must know of them: their shapes,
+derivatives, vmap, FLOPs.
 
-    gemm(a, b, input, alpha, beta, activation, out_dtype, precision, batch_invariant)
-        = activation(alpha a @ b + beta input)
+    gemm(a, b, input, alpha, beta, activation, out_dtype, precision, batch_invariant, residual, gate, gate_bias)
+        = activation(alpha a @ b + beta input) + residual, or with a gate
+          activation(a @ gate + gate_bias) (a @ b + input) + residual
 
-a [.., M, K] and b [.., K, N] broadcast as torch.matmul's operands do, input to the result. Every function of the API is
-views around it, and its derivatives are made of itself, so that they can be differentiated, batched and traced again.
-Plain tensors go past the dispatcher, which costs more than the launch (`gemm`).
+a [.., M, K] and b [.., K, N] broadcast as torch.matmul's operands do, what is added to the result. Every function of
+the API is views around it, and its derivatives are made of itself, so that they can be differentiated, batched and
+traced again. Plain tensors go past the dispatcher, which costs more than the launch (`gemm`).
+
+With gradients the same kernel runs as without, so that results have the same bits. It also stores what a backward needs
+to know: what the activation is applied to, and with a gate a @ b + input (`gemm_for_backward` returns these, too).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -19,16 +24,12 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..arithmetic import result_dtype
 from ..compat import (
-    SingleLevelFunction,
     before_withdrawal,
     below_autograd,
     differentiates_forward,
     dual,
     forward_grad_enabled,
-    grad_enabled,
     in_transform,
-    is_wrapper,
-    library_of,
     may_differ,
     must_dispatch,
     single_level_autograd,
@@ -36,12 +37,19 @@ from ..compat import (
 from ..problem import SUM, Request
 from ..runtime import native, plan
 from . import fast_path, matrices, sharding
-from .fast_path import PLAIN
+from .activations import ACTIVATIONS, derivative, for_gradients, through_activation
+from .matrices import Operands
 from .native_products import NativeProducts, Places
+from .operators import Derivatives, Tensors, batched, for_backward, is_plain, needs_grad, operator
 
 NAME = "triton_gemm::gemm"
 KEYS = ("AutogradCUDA", "CUDA")  # of the operator's kernels that C++ overrides
 MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them faster than torch's sum
+ARGUMENTS = (
+    "(Tensor a, Tensor b, Tensor? input=None, Scalar alpha=1.0, Scalar beta=1.0, str? activation=None, "
+    "ScalarType? out_dtype=None, str? precision=None, bool? batch_invariant=None, Tensor? residual=None, "
+    "Tensor? gate=None, Tensor? gate_bias=None)"
+)
 
 
 # --- Computing it ---
@@ -56,62 +64,55 @@ def _show(extension: Any, table: Any) -> None:
 _fast = fast_path.FastPath(_show)  # of forward and backward passes, and of the dispatcher, as from compiled graphs
 
 
-def _computed(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
-    """`compute`, by the fast path where a call like this one was made before. Operands are cast, if autocast is on."""
-
-    def launch() -> tuple[torch.Tensor, fast_path.Known | None]:
-        c = matrices.compute(a, b, input, request)
-        return c, matrices.known(a, b, c, input, request)
-
-    return _fast.run(NAME, a, b, () if input is None else (input,), launch, request)
-
-
-# --- The operator ---
-
-
-def operator(
-    schema: str, kernel: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]
-) -> tuple[Any, torch.library.Library]:
-    """Defines `torch.ops.triton_gemm`'s operator of that schema: what computes it, and its result without data. The
-    operator, and its library."""
-    name = schema.partition("(")[0]
-    library = library_of(name)
-    # flexible_layout: the kernels take any strides, so the compiler need not copy operands into those that it traced.
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    for key in ("CUDA", "CPU"):
-        library.impl(name, kernel, key)
-    torch.library.register_fake(f"triton_gemm::{name}", fake, lib=library)
-    return getattr(torch.ops.triton_gemm, name).default, library
+def _computed(x: Operands, request: Request) -> Tensors:
+    """The result, and preactivations if the request has them, by the fast path where a call like this one was made
+    before. Operands are cast, if autocast is on."""
+    before: Tensors = ()
+    if request.preactivation:
+        count = 1 if x.gate is None else 2
+        before = tuple(_empty(x, request) for _ in range(count))
+    auxiliary = matrices.auxiliary_of(x, before)
+    name = matrices.function_of(NAME, x)
+    return _fast.run(name, x.a, x.b, auxiliary, lambda: matrices.compute(x, request, before), request), *before
 
 
-def _request(
+def _empty(x: Operands, request: Request) -> torch.Tensor:
+    """A tensor like the result."""
+    return x.a.new_empty(matrices.shape_of(x.a, x.b), dtype=request.out_dtype or result_dtype(x.a.dtype))
+
+
+# --- The operators ---
+
+
+def _parsed(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    input: torch.Tensor | None = None,
     alpha: float = 1,
     beta: float = 1,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
     batch_invariant: bool | None = None,
-) -> Request:
-    """What follows `input` among the operator's arguments, with its defaults: torch leaves out trailing ones."""
-    return Request(alpha, beta, activation, out_dtype, precision, batch_invariant=batch_invariant)
+    residual: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+    gate_bias: torch.Tensor | None = None,
+) -> tuple[Operands, Request]:
+    """The operators' arguments, with their defaults: torch leaves out trailing ones."""
+    request = Request(alpha, beta, activation, out_dtype, precision, batch_invariant=batch_invariant)
+    return Operands(a, b, input, residual, gate, gate_bias), request
 
 
-def _dispatched(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
-    """The operator, by the dispatcher."""
+def _dispatched(x: Operands, request: Request) -> Tensors:
+    """The result, and preactivations if the request has them, by the dispatcher."""
     alpha, beta, activation, out_dtype, precision, *_ = request
-    beta = 1 if input is None else beta
-    return _op(a, b, input, alpha, beta, activation, out_dtype, precision, request.batch_invariant)
-
-
-def is_plain(*tensors: torch.Tensor | None) -> bool:
-    """Whether these tensors are nothing but data, and no mode, tracer or profiler is active. Gradients apart."""
-    if must_dispatch():
-        return False
-    return all(x is None or (type(x) in PLAIN and not x.is_meta and not is_wrapper(x)) for x in tensors)
-
-
-def needs_grad(*tensors: torch.Tensor | None) -> bool:
-    return grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    beta = 1 if x.input is None else beta
+    how = alpha, beta, activation, out_dtype, precision, request.batch_invariant
+    if not request.preactivation:
+        more = () if x.is_product() else x[3:]
+        return (_op(*x[:3], *how, *more),)
+    c, before, ungated = _op_for_backward(*x[:3], *how, *x[3:])
+    return (c, before) if x.gate is None else (c, before, ungated)
 
 
 def gemm(
@@ -119,114 +120,170 @@ def gemm(
     b: torch.Tensor,
     input: torch.Tensor | None = None,
     request: Request = SUM,
+    residual: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+    gate_bias: torch.Tensor | None = None,
+    launched: list[fast_path.Known | None] | None = None,
 ) -> torch.Tensor:
-    """The operator, past the dispatcher where that has nothing to do."""
-    if not is_plain(a, b, input):
+    """The operator, past the dispatcher where that has nothing to do. launched: where what calls like this one launch
+    is added, if this one is launched past the dispatcher."""
+    x = Operands(a, b, input, residual, gate, gate_bias)
+    if not is_plain(*x):
         if not torch.compiler.is_dynamo_compiling():
             sharding.register()
-        return _dispatched(a, b, input, request)
-    if needs_grad(a, b, input):
+            if not x.is_product() and sharding.is_sharded(*x):
+                return _by_several(x, request)
+        return _dispatched(x, request)[0]
+    if needs_grad(*x):
         if in_transform():  # of other tensors; the dispatcher makes this a level of it
-            return _dispatched(a, b, input, request)
+            return _dispatched(x, request)[0]
         request = plan.remembering(request)
         auxiliary = () if input is None else (input,)
-        if fast_path.may_differentiate(NAME, a, b, auxiliary, request):
+        if x.is_product() and fast_path.may_differentiate(NAME, a, b, auxiliary, request):
             _, c = _fast.take(NAME, a, b, auxiliary, request)
             if c is not None:
                 return c
-        return _differentiable(a, b, input, request)
-    return _computed(a, b, input, request)
+        return _differentiable(x, request, launched)[0]
+    if launched is None:
+        return _computed(x, request)[0]
+    c, known = matrices.compute(x, request)
+    launched.append(known)
+    return c
 
 
-class Derivatives(SingleLevelFunction):
-    """An operator's derivatives, for one level of differentiation.
-
-    This is what torch itself makes of a `torch.autograd.Function` for each level of functorch's transforms. The
-    dispatcher calls the operator's Autograd kernel once for each level too, so that must be such a function from the
-    start; as a plain Function it would be handed back to functorch, and fail.
-    """
-
-    @staticmethod
-    def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
-        """By which compiled autograd tells nodes apart, as plain Functions have it."""
-        return (ctx._autograd_function_id,)
+def _by_several(x: Operands, request: Request) -> torch.Tensor:
+    """The same by several operators, of which DTensor knows how they are sharded."""
+    a, b, input, residual, gate, gate_bias = x
+    product = request._replace(activation=None)
+    if request.activation is None and gate is None and input is None:
+        return gemm(a, b, residual, product)
+    c = gemm(a, b, input, product)
+    if gate is not None:
+        c = ACTIVATIONS[request.activation](gemm(a, gate, gate_bias, product)) * c
+    elif request.activation is not None:
+        c = ACTIVATIONS[request.activation](c)
+    return c if residual is None else c + residual
 
 
 class _Gemm(Derivatives):
-    @staticmethod
-    def forward(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None, request: Request) -> torch.Tensor:
-        if is_plain(a, b, input):
-            return _computed(a, b, input, request)
-        # torch stops recording within a forward. The levels below this one are others', and go on.
-        with below_autograd(), torch.enable_grad(), forward_grad_enabled():
-            return _dispatched(a, b, input, request)
+    """(result, what the activation is applied to, with a gate a @ b + input), of which only a result is given where no
+    activation has to know more. All of them are differentiable, as the backward that is made of them is."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        a, b, input, ctx.request = inputs
+    def forward(*arguments: Any) -> torch.Tensor | Tensors:
+        *operands, request, launched = arguments
+        x = Operands(*operands)
+        if not is_plain(*x):
+            # torch stops recording within a forward. The levels below this one are others', and go on.
+            with below_autograd(), torch.enable_grad(), forward_grad_enabled():
+                found = _dispatched(x, request)
+        elif launched is None or request.preactivation:
+            found = _computed(x, request)
+        else:
+            c, known = matrices.compute(x, request)
+            launched.append(known)
+            found = (c,)
+        return found if len(found) > 1 else found[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor | Tensors) -> None:
+        *operands, ctx.request, _ = inputs
+        a, b, input, residual, gate, gate_bias = operands
+        c, *before = (output,) if isinstance(output, torch.Tensor) else output
         ctx.set_materialize_grads(False)
-        ctx.a_like, ctx.b_like = _likeness(a), _likeness(b)
-        ctx.input_like = None if input is None else (input.shape, input.dtype)
-        activation = ctx.request.activation
-        again = activation not in (None, "relu")  # whether the backward computes what the activation was applied to
-        keep_a, keep_b = ctx.needs_input_grad[1] or again, ctx.needs_input_grad[0] or again
+        ctx.like = [None if x is None else _likeness(x) for x in (a, b, gate)]
+        ctx.added = [None if x is None else (x.shape, x.dtype) for x in (input, residual, gate_bias)]
+        needs = ctx.needs_input_grad
+        keeps_c = ctx.request.activation == "relu" and not before
         ctx.save_for_backward(
-            *(a if keep_a else None, b if keep_b else None),
-            *(input if again else None, output if activation == "relu" else None),
+            *(a if needs[1] or needs[4] else None, b if needs[0] else None, gate if needs[0] else None),
+            *(c if keeps_c else None, *before, *[None] * (2 - len(before))),
         )
-        if differentiates_forward(a, b, input):
-            ctx.save_for_forward(a, b, input, output)
+        if differentiates_forward(*operands):
+            ctx.save_for_forward(a, b, gate, c, *before, *[None] * (2 - len(before)))
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        grads: list[torch.Tensor | None] = [None] * 4
-        if grad is None:
+    def backward(ctx: Any, grad: torch.Tensor | None, *of_before: torch.Tensor | None) -> tuple[Any, ...]:
+        grads: list[torch.Tensor | None] = [None] * 8
+        if grad is None and all(x is None for x in of_before):
             return tuple(grads)
-        a, b, *_ = saved = ctx.saved_tensors  # once, as checkpoints give them once
-        invariant = ctx.request.batch_invariant
-        product = Request(ctx.request.alpha, precision=ctx.request.precision, batch_invariant=invariant)
-        grad = _through_activation(ctx.request, saved, grad)
+        a, b, gate, c, *before = ctx.saved_tensors  # once, as checkpoints give them once
+        request = ctx.request
+        invariant = request.batch_invariant
+        product = Request(request.alpha, precision=request.precision, batch_invariant=invariant)
+        of_input, of_residual, of_gate_bias = ctx.added
+        needs = ctx.needs_input_grad
+        if grad is not None and needs[3]:
+            grads[3] = _through_addition(grad, 1, *of_residual)
+        by_sum, by_gate = through_activation(request.activation, grad, c, before, of_before, ctx.like[2] is not None)
         # Sizes are the operands': a compiler may know those of a gradient in the backward alone.
-        a_shape, b_shape = ctx.a_like[0], ctx.b_like[0]
+        a_like, b_like, gate_like = ctx.like
+        a_shape, b_shape = a_like[0], b_like[0]
         batch, M, N = matrices.batch_of(a_shape, b_shape), a_shape[-2], b_shape[-1]
-        if ctx.needs_input_grad[0]:
-            grads[0] = _summed(grad.to(b.dtype).mT, b.mT, ctx.a_like, (*batch, N), product)
-        if ctx.needs_input_grad[1]:
-            grads[1] = _summed(a, grad.to(a.dtype), ctx.b_like, (*batch, M), product)
-        if ctx.needs_input_grad[2]:
-            grads[2] = _through_addition(grad, ctx.request.beta, *ctx.input_like)
+        for by, right, right_like, place in ((by_sum, b, b_like, 1), (by_gate, gate, gate_like, 4)):
+            if by is not None and needs[0]:
+                of_a = _summed(by.to(right.dtype).mT, right.mT, a_like, (*batch, N), product)
+                grads[0] = of_a if grads[0] is None else grads[0] + of_a
+            if by is not None and needs[place]:
+                grads[place] = _summed(a, by.to(a.dtype), right_like, (*batch, M), product)
+        if needs[2] and by_sum is not None:
+            grads[2] = _through_addition(by_sum, request.beta, *of_input)
+        if needs[5] and by_gate is not None:
+            grads[5] = _through_addition(by_gate, 1, *of_gate_bias)
         return tuple(grads)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor | None:
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor | tuple[torch.Tensor | None, ...] | None:
         # torch stops forward differentiation within a jvp. This level's tangents end here; those of the levels below
         # it go on, through what the activation's derivative is made of too.
         with forward_grad_enabled():
             saved = tuple(None if x is None else dual(x)[0] for x in ctx.saved_tensors)
-            return _Gemm._tangent(ctx.request, saved, *tangents[:3])
+            found = _tangents(ctx.request, saved, *tangents[:6])
+        return found if len(found) > 1 else found[0]
 
-    @staticmethod
-    def _tangent(
-        request: Request,
-        saved: tuple[torch.Tensor | None, ...],
-        by_a: torch.Tensor | None,
-        by_b: torch.Tensor | None,
-        tangent: torch.Tensor | None,
-    ) -> torch.Tensor | None:
-        a, b, _, output = saved
-        assert a is not None and b is not None and output is not None
-        product = request._replace(activation=None)
-        for left, right in ((by_a, b), (a, by_b)):
-            if left is not None and right is not None:
-                tangent = gemm(left, right, tangent, product)
+
+def _tangents(
+    request: Request, saved: tuple[Any, ...], *tangents: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    """The tangents of what `_Gemm` returns. saved: of `_Gemm`'s forward differentiation."""
+    a, b, gate, c, *before = saved
+    by_a, by_b, by_input, by_residual, by_right, by_gate_bias = tangents
+
+    def of_product(right: torch.Tensor, by_right: torch.Tensor | None, tangent: torch.Tensor | None) -> Any:
+        product = request._replace(activation=None, preactivation=False)
+        for x, y in ((by_a, right), (a, by_right)):
+            if x is not None and y is not None:
+                tangent = gemm(x, y, tangent, product)
                 product = product._replace(beta=1.0)
         if tangent is None:
             return None
         tangent = tangent if product.beta == 1 else product.beta * tangent
-        return _through_activation(request, saved, tangent.expand(output.shape).to(output.dtype))
+        return tangent.expand(c.shape).to(c.dtype)
+
+    sums = of_product(b, by_b, by_input)
+    of_before: tuple[Any, ...] = (sums, None)[: sum(x is not None for x in before)]
+    if gate is not None:
+        of_gate = of_product(gate, by_right, by_gate_bias)
+        of_before = of_gate, sums
+        tangent = None if of_gate is None else derivative(request.activation, of_gate, before[0]) * before[1]
+        if sums is not None:
+            through = ACTIVATIONS[request.activation](before[0]) * sums
+            tangent = through if tangent is None else tangent + through
+    elif sums is None or request.activation is None:
+        tangent = sums
+    else:
+        tangent = derivative(request.activation, sums, before[0] if before[0] is not None else c)
+    if by_residual is not None:
+        by_residual = by_residual.expand(c.shape).to(c.dtype)
+        tangent = by_residual if tangent is None else tangent + by_residual
+    return tangent, *of_before
 
 
-_differentiable: Callable[..., torch.Tensor] = _Gemm.apply  # type: ignore[attr-defined]
+def _differentiable(x: Operands, request: Request, launched: list[fast_path.Known | None] | None = None) -> Tensors:
+    """The result, and what else `_Gemm` returns, with their derivatives."""
+    request = for_gradients(request, x.residual is None and x.gate is None)
+    found = _Gemm.apply(*x, request, launched)  # type: ignore[attr-defined]
+    return (found,) if isinstance(found, torch.Tensor) else found
 
 
 def _likeness(x: torch.Tensor) -> tuple[torch.Size, bool]:
@@ -274,84 +331,96 @@ def _through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype:
     return summed if beta == 1 else beta * summed
 
 
-def _through_activation(request: Request, saved: tuple[torch.Tensor | None, ...], x: torch.Tensor) -> torch.Tensor:
-    """x times the activation's derivative. saved: what `setup_context` saved."""
-    activation = request.activation
-    if activation is None:
-        return x
-    a, b, input, output = saved
-    if activation == "relu":
-        return torch.ops.aten.threshold_backward(x, output, 0)
-    assert a is not None and b is not None
-    before = gemm(a, b, input, request._replace(activation=None))
-    if activation == "silu":
-        gate = before.sigmoid()
-        return x * (gate * (1 + before * (1 - gate)))
-    approximate = "tanh" if activation == "gelu_tanh" else "none"
-    return torch.ops.aten.gelu_backward(x, before, approximate=approximate)
-
-
-def _autograd(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any) -> torch.Tensor:
+def _autograd(*arguments: Any) -> torch.Tensor:
     sharding.register()
-    if needs_grad(a, b, input) or differentiates_forward(a, b, input):
-        with single_level_autograd():
-            request = _request(*arguments)
-            # What a compiler traces does as it is told where it runs.
-            return _differentiable(a, b, input, request if must_dispatch() else plan.remembering(request))
-    with below_autograd():
-        return _op(a, b, input, *arguments)
+    x, request = _parsed(*arguments)
+    if not (needs_grad(*x) or differentiates_forward(*x)):
+        with below_autograd():
+            return _op(*arguments)
+    if (request.activation is not None or not x.is_product()) and sharding.is_sharded(*x):
+        return _by_several(x, request)
+    with single_level_autograd():
+        # What a compiler traces does as it is told where it runs.
+        return _differentiable(x, request if must_dispatch() else plan.remembering(request))[0]
 
 
-def _kernel(a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any) -> torch.Tensor:
-    if a.dtype != b.dtype:
-        raise RuntimeError(f"gemm: {a.dtype} and {b.dtype} cannot be multiplied")
-    return _computed(a, b, input, _request(*arguments))
+def _autograd_for_backward(*arguments: Any) -> Tensors:
+    x, request = _parsed(*arguments)
+    if not (needs_grad(*x) or differentiates_forward(*x)):
+        with below_autograd():
+            return _op_for_backward(*arguments)
+    with single_level_autograd():
+        return for_backward(_differentiable(x, request))
 
 
-def _fake(
-    a: torch.Tensor, b: torch.Tensor, input: torch.Tensor | None = None, *arguments: Any, **named: Any
-) -> torch.Tensor:
-    return a.new_empty(matrices.shape_of(a, b), dtype=_request(*arguments, **named).out_dtype or result_dtype(a.dtype))
+def _kernel(*arguments: Any) -> torch.Tensor:
+    return _computed(*_checked(*arguments))[0]
 
 
-def batched(
-    size: int, in_dims: Sequence[int | None], given: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
-    """a, b and what is added to their product, of which some have a new dimension of that size: it becomes the first of
-    the batch; operands without it are broadcast along it."""
-    operands = list(zip(given, in_dims, strict=True))
-    rank = max(x.dim() - (dim is not None) for x, dim in operands if x is not None)
-    if in_dims[0] is None and in_dims[1] is None:  # only what is added has it
-        assert given[0] is not None
-        operands[0] = given[0].expand(size, *given[0].shape), 0
+def _kernel_for_backward(*arguments: Any) -> Tensors:
+    x, request = _checked(*arguments)
+    return for_backward(_computed(x, request._replace(preactivation=True)))
 
-    def first(x: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:
-        if x is None or dim is None:
-            return x
-        x = x.movedim(dim, 0)
-        return x.reshape(x.shape[0], *(1,) * (rank + 1 - x.dim()), *x.shape[1:])
 
-    return [first(x, dim) for x, dim in operands]
+def _checked(*arguments: Any) -> tuple[Operands, Request]:
+    """`_parsed` of arguments whose caller may have checked nothing."""
+    x, request = _parsed(*arguments)
+    if not x.a.dtype == x.b.dtype == (x.b if x.gate is None else x.gate).dtype:
+        raise RuntimeError(f"gemm: {x.a.dtype} and {x.b.dtype} cannot be multiplied")
+    if x.gate is None and x.gate_bias is not None:
+        raise RuntimeError("gemm: a gate's bias needs a gate")
+    if x.gate is not None and (x.gate.shape != x.b.shape or request[:2] != (1, 1) or request.activation is None):
+        raise RuntimeError("gemm: a gate has b's shape and an activation, and no factors")
+    return x, request
+
+
+def _fake(*arguments: Any, **named: Any) -> torch.Tensor:
+    return _empty(*_parsed(*arguments, **named))
+
+
+def _fake_for_backward(*arguments: Any, **named: Any) -> Tensors:
+    x, request = _parsed(*arguments, **named)
+    return for_backward(tuple(_empty(x, request) for _ in range(2 if x.gate is None else 3)))
+
+
+def _batched_arguments(size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
+    """The operators' arguments, with a first dimension for those of vmap. A gate has one where b has."""
+    places = [i for i in (0, 1, 2, 9, 10, 11) if i < len(arguments)]
+    given, dims = [arguments[i] for i in places], [in_dims[i] for i in places]
+    found = list(arguments)
+    if len(given) > 4 and given[4] is not None and (dims[1] is None) != (dims[4] is None):
+        i = 1 if dims[1] is None else 4
+        given[i], dims[i] = given[i].expand(size, *given[i].shape), 0
+    for i, x in zip(places, batched(size, dims, given), strict=True):
+        found[i] = x
+    return found
 
 
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
-    count = min(3, len(arguments))
-    return _op(*batched(info.batch_size, in_dims[:count], arguments[:count]), *arguments[3:]), 0
+    return _op(*_batched_arguments(info.batch_size, in_dims, arguments)), 0
 
 
-_op, _library = operator(
-    "gemm(Tensor a, Tensor b, Tensor? input=None, Scalar alpha=1.0, Scalar beta=1.0, str? activation=None, "
-    "ScalarType? out_dtype=None, str? precision=None, bool? batch_invariant=None) -> Tensor",
-    _kernel,
-    _fake,
-)
+def _vmap_for_backward(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensors, Any]:
+    found = _op_for_backward(*_batched_arguments(info.batch_size, in_dims, arguments))
+    return found, (0, 0, None if found[2].dim() == 1 else 0)
+
+
+_op, _library = operator(f"gemm{ARGUMENTS} -> Tensor", _kernel, _fake)
 _library.impl("gemm", _autograd, "Autograd")
 _by_cpp = NativeProducts({NAME: (NAME, Places(0, 1, 2, 3, 4))})
 _by_cpp.register(KEYS, native.built())  # before anything can call the operator
 before_withdrawal("gemm", _by_cpp.unregister)
 torch.library.register_vmap("triton_gemm::gemm", _vmap, lib=_library)
 
+_op_for_backward, _library_for_backward = operator(
+    f"gemm_for_backward{ARGUMENTS} -> (Tensor, Tensor, Tensor)", _kernel_for_backward, _fake_for_backward
+)
+_library_for_backward.impl("gemm_for_backward", _autograd_for_backward, "Autograd")
+torch.library.register_vmap("triton_gemm::gemm_for_backward", _vmap_for_backward, lib=_library_for_backward)
 
-@register_flop_formula(torch.ops.triton_gemm.gemm)
-def _flops(a_shape: torch.Size, b_shape: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
-    return 2 * prod(out_shape) * a_shape[-1]
+
+@register_flop_formula([torch.ops.triton_gemm.gemm, torch.ops.triton_gemm.gemm_for_backward])
+def _flops(a_shape: torch.Size, b_shape: torch.Size, *more: Any, out_shape: Any, gate: Any = None, **__: Any) -> int:
+    c = out_shape[0] if isinstance(out_shape[0], (tuple, list)) else out_shape
+    products = 2 if gate is not None or (len(more) > 8 and more[8] is not None) else 1
+    return 2 * products * prod(c) * a_shape[-1]

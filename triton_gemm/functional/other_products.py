@@ -62,11 +62,8 @@ def _int_mm_stays(device: DeviceInfo, out: torch.Tensor | None, a: torch.Tensor,
 
 
 def _int_mm(out: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> Made:
-    if out is None:
-        out = matrices.compute(a, b, None, PRODUCT)
-    else:
-        matrices.compute_into(out, a, b, None, PRODUCT)
-    return out, matrices.known(a, b, out, None, PRODUCT)
+    x = matrices.Operands(a, b)
+    return matrices.compute(x, PRODUCT) if out is None else (out, matrices.compute_into(out, x, PRODUCT))
 
 
 def _scaled_auxiliary(

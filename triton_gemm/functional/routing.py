@@ -33,6 +33,7 @@ from ..problem import SUM, Request
 from ..runtime import background, plan, policies
 from . import matrices
 from .fast_path import FastPath, same_storage
+from .matrices import Operands
 from .native_products import Places
 from .other_products import COUNTED, PRODUCTS, Product
 from .overrides import Kernel, Overrides
@@ -316,12 +317,13 @@ def _routed(overload: str) -> Callable[..., torch.Tensor]:
             request = Request(float(request.alpha), float(request.beta))
             try:
                 with _first_calls(rules[0]):
+                    x = Operands(a, b, input)
                     if out is None:
-                        c = matrices.compute(a, b, input, request)
+                        c, found = matrices.compute(x, request)
                     else:
-                        matrices.compute_into(c := out, a, b, input, request)
+                        c, found = out, matrices.compute_into(out, x, request)
                 _counts[name, OURS] += 1
-                fast.keep(key, matrices.known(a, b, c, input, request))
+                fast.keep(key, found)
                 return c
             except background.WouldWaitError:
                 why = "its kernel is not compiled yet"

@@ -16,7 +16,7 @@ from ..arithmetic import SCALED, ScaleKind, default_arithmetic, scaled_arithmeti
 from ..compat import may_differ
 from ..problem import Activation, Request
 from ..runtime import plan
-from . import fast_path, ops, rules
+from . import fast_path, operators, rules
 
 _fast = fast_path.FastPath()
 SCALED_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -76,7 +76,7 @@ def scaled_matmul(
     rules.activation("scaled_matmul", activation)
     operands = (a, b, scale_a, scale_b, bias)
     rules.no_tangents("scaled_matmul", *operands)
-    if not ops.is_plain(*operands) or ops.needs_grad(*operands):
+    if not operators.is_plain(*operands) or operators.needs_grad(*operands):
         return _op(*operands, out_dtype, use_fast_accum, batch_invariant, activation)
     c, found, launched = launch(*operands, out_dtype, use_fast_accum, batch_invariant, activation)
     _fast.keep(key, fast_path.known(found, c, *zip(auxiliary, launched, strict=True)))
@@ -195,7 +195,7 @@ def _fake(
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 
-_op, _library = ops.operator(
+_op, _library = operators.operator(
     "scaled_gemm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType out_dtype, "
     "bool use_fast_accum, bool? batch_invariant=None, str? activation=None) -> Tensor",
     _compute,

@@ -67,10 +67,12 @@ def _rule(
     out_dtype: torch.dtype | None = None,
     precision: str | None = None,
     batch_invariant: bool | None = None,
+    *_: None,
 ) -> list[tuple[list[Placement], list[Placement | None]]]:
-    """`acceptable` of the operator's arguments as DTensor describes them, with a place for each."""
+    """`acceptable` of the operator's arguments as DTensor describes them, with a place for each. A gate and a residual
+    have no rule (`ops`)."""
     shapes = acceptable(a.shape, b.shape, None if input is None else input.shape, activation)
-    return [([output], [*inputs, *(None,) * 6]) for output, inputs in shapes]
+    return [([output], [*inputs, *(None,) * 9]) for output, inputs in shapes]
 
 
 def acceptable(

@@ -189,7 +189,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None,
     b = b.unsqueeze(1) if b.dim() == 1 else b
     c = torch.empty(matrices.shape_of(a, b), dtype=request.out_dtype or result_dtype(a.dtype), device="meta")
     if added is not None:
-        vector = matrices.vector_of(added, c)
+        vector = matrices.vector_of(added, c.shape)
         request = request._replace(bias=vector[1], beta=0.0) if vector else request._replace(beta=1.0)
         added.expand(c.shape)  # raises in torch's words where it does not broadcast
     elif bias is not None:

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import triton_gemm
 from tests.support.epilogue_truth import activated
 from tests.support.product_views import draw
-from triton_gemm.functional import gated
 from triton_gemm.problem import GATES
 from triton_gemm.runtime import plan
 
@@ -120,7 +119,7 @@ def test_only_the_gradients_asked_for_and_no_product_again() -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_keeps_operands_alone(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reentrant one runs the layer without gradients, and so by one kernel. Both multiply again backwards."""
+    """Both run one kernel, and run it again backwards."""
     x, up, gate = draw(20, 8, dtype=BF16), draw(6, 8, dtype=BF16), draw(6, 8, dtype=BF16)
     multiply, gated_ones = plan.multiply, []
     monkeypatch.setattr(plan, "multiply", lambda *xs: (gated_ones.append(xs[3].gate), multiply(*xs))[1])
@@ -135,10 +134,10 @@ def test_a_checkpoint_keeps_operands_alone(reentrant: bool, monkeypatch: pytest.
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
         c = checkpoint(layer, *operands, use_reentrant=reentrant)
     assert {t.numel() for t in kept} <= {t.numel() for t in operands}
-    assert gated_ones == ([True] if reentrant else [False, False])
+    assert gated_ones == [True]
     gated_ones.clear()
     c.float().sum().backward()
-    assert gated_ones == [False] * 6
+    assert gated_ones == [True, *[False] * 4]
     torch.testing.assert_close([t.grad for t in operands], list(expected), rtol=0.02, atol=0.02)
 
 
@@ -166,9 +165,13 @@ def test_vmap_also_of_gradients(in_dims: tuple[int | None, ...]) -> None:
 def test_the_operator_is_sound() -> None:
     shapes = ((3, 8), (8, 16), (8, 16), (16,), (16,))
     operands = [draw(*shape, dtype=BF16).requires_grad_() for shape in shapes]
-    torch.library.opcheck(torch.ops.triton_gemm.gated_gemm.default, (*operands, "gelu"))
-    with pytest.raises(RuntimeError, match="do not match"):
-        torch.ops.triton_gemm.gated_gemm(operands[0].detach(), operands[1].detach(), operands[2].detach()[:, :8])
+    a, b, gate, bias, gate_bias = operands
+    for operator in (torch.ops.triton_gemm.gemm.default, torch.ops.triton_gemm.gemm_for_backward.default):
+        torch.library.opcheck(operator, (a, b, bias, 1, 1, "gelu"), {"gate": gate, "gate_bias": gate_bias})
+    a, b, gate = (x.detach() for x in (a, b, gate))
+    for how in ({"gate": gate[:, :8]}, {"gate": gate, "activation": None}, {"gate": gate, "alpha": 2}):
+        with pytest.raises(RuntimeError, match="a gate has b's shape and an activation, and no factors"):
+            torch.ops.triton_gemm.gemm(a, b, **{"activation": "silu", **how})
 
 
 def test_compiled_it_is_one_operator() -> None:
@@ -185,7 +188,7 @@ def test_compiled_it_is_one_operator() -> None:
     )
     assert torch.equal(compiled(x), triton_gemm.linear(x, up, activation="swiglu", gate=gate))
     named = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
-    assert [name for name in named if "gemm" in name] == ["triton_gemm.gated_gemm.default"]
+    assert [name for name in named if "gemm" in name] == ["triton_gemm.gemm.default"]
 
 
 def test_batch_invariance_and_a_residual() -> None:
@@ -261,5 +264,5 @@ def test_mistakes_are_named(mistake: str) -> None:
 
 def test_the_vmap_rule_needs_no_trailing_defaults() -> None:
     a, b, gate = draw(2, 5, 8), draw(8, 6), draw(8, 6, seed=1)
-    found = torch.vmap(lambda a: torch.ops.triton_gemm.gated_gemm(a, b, gate))(a)
-    torch.testing.assert_close(found, gated.apart(a, b, gate), rtol=1e-5, atol=1e-5)
+    found = torch.vmap(lambda a: torch.ops.triton_gemm.gemm(a, b, activation="silu", gate=gate))(a)
+    torch.testing.assert_close(found, torch.nn.functional.silu(a @ gate) * (a @ b), rtol=1e-5, atol=1e-5)

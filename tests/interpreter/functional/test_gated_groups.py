@@ -17,7 +17,6 @@ from tests.support.epilogue_truth import activated
 from tests.support.group_truth import assert_gated, gated
 from tests.support.kernel_mutants import kernels_with
 from tests.support.product_views import draw
-from triton_gemm.functional import grouped
 from triton_gemm.problem import GATES, GemmProblem
 from triton_gemm.runtime import plan
 
@@ -241,7 +240,8 @@ def test_batch_invariance() -> None:
     with triton_gemm.batch_invariant():
         assert torch.equal(triton_gemm.grouped_matmul(x, up, OFFS, activation="swiglu", gate=gate), c)
     with torch.no_grad():
-        assert torch.equal(grouped.apart(x, up, gate, OFFS, "silu", None, None, True), c)
+        products = (triton_gemm.grouped_matmul(x, y, OFFS, batch_invariant=True) for y in (gate, up))
+        assert torch.equal(torch.nn.functional.silu(next(products)) * next(products), c)
 
 
 def test_forward_differentiation_is_refused() -> None:

@@ -184,7 +184,7 @@ def test_the_gradient_of_a_bias_under_many_rows(dtype: torch.dtype, monkeypatch:
     sizes = []
     compute = matrices.compute
     monkeypatch.setattr(
-        matrices, "compute", lambda a, b, *rest: (sizes.append((*a.shape, b.shape[-1])), compute(a, b, *rest))[1]
+        matrices, "compute", lambda x, *rest: (sizes.append((*x.a.shape, x.b.shape[-1])), compute(x, *rest))[1]
     )
     rows = ops.MANY_ROWS + 6
     a, b, grad = (torch.randint(-2, 3, size).to(dtype) for size in ((rows, 2), (2, 5), (rows, 5)))

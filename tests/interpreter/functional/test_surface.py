@@ -227,7 +227,9 @@ def test_a_residual_that_does_not_fit_is_named() -> None:
 
 def test_the_operator_that_adds_a_residual_is_sound() -> None:
     operands = [draw(*shape).requires_grad_() for shape in ((20, 33), (33, 9), (20, 9), (9,))]
-    torch.library.opcheck(torch.ops.triton_gemm.residual_gemm.default, (*operands, "gelu"))
+    a, b, residual, bias = operands
+    for operator in (torch.ops.triton_gemm.gemm.default, torch.ops.triton_gemm.gemm_for_backward.default):
+        torch.library.opcheck(operator, (a, b, bias, 1, 1, "gelu"), {"residual": residual})
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

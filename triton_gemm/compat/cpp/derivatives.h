@@ -33,13 +33,14 @@ inline at::Tensor gemm(const at::Tensor& a, const at::Tensor& b) {
         *table, call, [&] { return add_underived(call, a) && add_underived(call, b) && add_state(call); });
     if (found != nullptr) return run(*found, call);
   }
+  using MaybeTensor = const std::optional<at::Tensor>&;
   using Signature =
-      at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, const at::Scalar&,
-                 const at::Scalar&, std::optional<std::string_view>, std::optional<at::ScalarType>,
-                 std::optional<std::string_view>, std::optional<bool>);
+      at::Tensor(const at::Tensor&, const at::Tensor&, MaybeTensor, const at::Scalar&, const at::Scalar&,
+                 std::optional<std::string_view>, std::optional<at::ScalarType>,
+                 std::optional<std::string_view>, std::optional<bool>, MaybeTensor, MaybeTensor, MaybeTensor);
   const auto operation =
       c10::Dispatcher::singleton().findSchemaOrThrow("triton_gemm::gemm", "").typed<Signature>();
-  return operation.call(a, b, std::nullopt, 1, 1, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+  return operation.call(a, b, {}, 1, 1, {}, {}, {}, {}, {}, {}, {});
 }
 
 inline at::Tensor rows_of(const at::Tensor& x) { return x.reshape_symint({-1, x.sym_size(-1)}); }

@@ -1,0 +1,88 @@
+"""Results with gradients have the bits of those without, on drawn layers; and what is stored for the backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import triton_gemm
+from tests.support.gradient_bits import KINDS, PRECISIONS, RESIDUALS, Layer, assert_same_bits
+
+ROWS = st.sampled_from([(1,), (3,), (2, 5), (17,), (40,), (70,), ()])
+SIZE = st.sampled_from([1, 8, 17, 40, 64, 200])
+
+
+@st.composite
+def layers(draw: Any) -> Layer:
+    dtype = draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32, torch.float64]))
+    return Layer(
+        draw(ROWS),
+        draw(SIZE),
+        draw(SIZE),
+        dtype,
+        draw(st.sampled_from(KINDS)),
+        draw(st.booleans()),
+        draw(st.sampled_from(list(RESIDUALS))),
+        draw(st.sampled_from(PRECISIONS.get(dtype, (None,)))),
+        draw(st.sampled_from([None, True])),
+        draw(st.sampled_from([0, 1])),
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@example(Layer((40,), 64, 64, torch.bfloat16, "gelu", True))
+@example(Layer((40,), 64, 64, torch.bfloat16, "swiglu", True))
+@example(Layer((40,), 64, 64, torch.bfloat16, None, True, "whole"))
+@given(layers())
+def test_gradients_change_no_bit(layer: Layer) -> None:
+    if not layer.rows and layer.residual in ("a row", "a column"):
+        layer = layer._replace(residual="whole")
+    if layer.gate and not layer.rows:
+        layer = layer._replace(rows=(1,))
+    assert_same_bits(layer, "cpu")
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu", "swiglu"])
+def test_a_compiled_layer_has_the_bits_of_an_eager_one(activation: str) -> None:
+    layer = Layer((20,), 24, 32, torch.bfloat16, activation, True, "whole")
+    operands = layer.operands("cpu")
+    expected = layer.call(operands)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer.call, fullgraph=True, backend="aot_eager")
+    own = {name: x.clone().requires_grad_() for name, x in operands.items()}
+    eager = {name: x.clone().requires_grad_() for name, x in operands.items()}
+    for call, given_ in ((compiled, own), (layer.call, eager)):
+        found = call(given_)
+        assert torch.equal(found, expected)
+        found.float().sum().backward()
+    for name in operands:
+        torch.testing.assert_close(own[name].grad, eager[name].grad, rtol=0, atol=0)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(layer.call, fullgraph=True, backend="aot_eager")(operands), expected)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_activation_arguments_of_products(activation: str) -> None:
+    """addmm, baddbmm and grouped products, too."""
+    a, b = torch.randn(2, 20, 32).bfloat16(), torch.randn(2, 32, 24).bfloat16()
+    offs = torch.tensor([7, 20], dtype=torch.int32)
+    if activation == "gelu":
+        calls = {
+            "addmm": lambda a, b: triton_gemm.addmm(b[0, 0], a[0], b[0], activation="gelu", alpha=0.5),
+            "a matrix": lambda a, b: triton_gemm.addmm(a[0, :, :24], a[0], b[0], activation="gelu"),
+            "baddbmm": lambda a, b: triton_gemm.baddbmm(b[:, :1], a, b, activation="gelu", beta=2),
+            "groups": lambda a, b: triton_gemm.grouped_matmul(a[0], b, offs, activation="gelu"),
+        }
+    else:
+        calls = {
+            "groups": lambda a, b: triton_gemm.grouped_matmul(a[0], b, offs, activation="swiglu", gate=b.flip(0)),
+            "a batch": lambda a, b: triton_gemm.grouped_matmul(a, b, activation="swiglu", gate=b.flip(0)),
+        }
+    for name, call in calls.items():
+        found = call(a.clone().requires_grad_(), b.clone().requires_grad_())
+        assert torch.equal(found, call(a, b)), name
+        found.float().sum().backward()
