@@ -319,9 +319,9 @@ def fma_kernel(
                 last,
                 m,
                 n,
-                Output(  # alpha is in the sums
+                Output(
                     c_ptr, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, 1.0, beta, preactivation_ptr, start
-                ),  # fmt: skip
+                ),  # alpha is in the sums
                 Epilogue(C_UNIT, C_VECTOR, None, HAS_BETA, BIAS, ACTIVATION),
                 SPLIT_K,
                 IN_TURN,

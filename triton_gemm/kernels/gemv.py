@@ -211,7 +211,8 @@ def gemv_kernel(
                 total += tl.load(partial_ptrs + split * (BLOCK_M * BLOCK_N), cache_modifier=".cg")
             start = batch * stride_cb
             out = Output(
-                c_ptr + start, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta, preactivation_ptr, start
+                c_ptr + start, M, N, stride_cm, stride_cn, bias_ptr, 1, None, None, alpha, beta,
+                preactivation_ptr, start,
             )  # fmt: skip
             store_sums(total, offs_m, offs_n, out, HAS_BETA, BIAS, ACTIVATION)
 
