@@ -40,7 +40,7 @@ EPILOGUES: dict[str, tuple[ModuleType, str, Callable[..., torch.Tensor]]] = {
     "operator with a matrix": (matrices, "compute", lambda a, b: of_torch.gemm(a, b, MATRIX)),
     "operator with a gate": (matrices, "compute", lambda a, b: of_torch.gemm(a, b, activation="silu", gate=GATE.mT)),
     "operator with a residual": (matrices, "compute", lambda a, b: of_torch.gemm(a, b, residual=MATRIX)),
-    "operator of groups": (grouped, "_launch", lambda a, b: of_torch.grouped_gemm(a, *GROUPS)),
+    "operator of groups": (grouped, "launch", lambda a, b: of_torch.grouped_gemm(a, *GROUPS)),
     "operator with scales": (scaled, "launch", lambda a, b: of_torch.scaled_gemm(*SCALED)),
 }
 

@@ -9,7 +9,7 @@ import torch
 
 from ..problem import Request
 
-ACTIVATIONS: dict[str, Any] = {
+ACTIVATIONS: dict[str | None, Any] = {
     "relu": torch.nn.functional.relu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, Any] = {
 }
 
 
-def derivative(activation: str, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def derivative(activation: str | None, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """grad times the activation's derivative, by torch's own kernels. x: what the activation is applied to, of "relu"
     its result, too."""
     aten = torch.ops.aten

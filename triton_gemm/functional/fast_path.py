@@ -42,7 +42,7 @@ class Known:
     whether `native` was asked to launch it.
     """
 
-    plan: plan.GemmPlan | None
+    plan: plan.Plan | None
     empty: Callable[[], torch.Tensor]
     like: tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None = None
     copies: bool = False
@@ -57,7 +57,7 @@ def known(
 ) -> Known | None:
     """What calls like that of `found` launch, which has made c; None where that may change. operands: of the call and
     as they were launched. copies: as in `Known`."""
-    if not isinstance(found, plan.GemmPlan) or not plan.lasts(found):
+    if found is None or not plan.lasts(found):
         return None
     if not all(given.data_ptr() == launched.data_ptr() != 0 for given, launched in operands):
         return SLOW
@@ -125,7 +125,7 @@ class FastPath:
             return None, None
         given = out
         if out is None:
-            if made.index != current_device():
+            if made.index is not None and made.index != current_device():
                 with torch.cuda.device(made.index):
                     return self.take(said, a, b, auxiliary, request, out, dispatched)
             if needs_grad:  # the fast path has derivatives in C++ alone
@@ -154,7 +154,7 @@ class FastPath:
         if extension is None:
             found.offered = not native.possible()
             return
-        if found.plan is None or found.like is None or not found.plan.compiled:
+        if found.like is None or not isinstance(found.plan, plan.GemmPlan) or not found.plan.compiled:
             return
         found.offered = True
         try:

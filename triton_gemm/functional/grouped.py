@@ -122,7 +122,7 @@ def grouped_gemm(
         if not needs_grad(a, b, gate) and launched is None:
             return _computed(a, b, offs, gate, request)[0]
         if not needs_grad(a, b, gate):
-            c, known = _launch(a, b, offs, gate, request)
+            c, known = launch(a, b, offs, gate, request)
             launched.append(known)  # type: ignore[union-attr]
             return c
         request = plan.remembering(request)
@@ -150,11 +150,11 @@ def _computed(
     auxiliary = (*(() if gate is None else (gate,)), offs, *before)
     # Nothing of c is read: beta is 0, and 1 in what is said.
     operation, said = ("grouped_gemm", gate is None), request._replace(beta=1)
-    c = _fast.run(operation, a, b, auxiliary, lambda: _launch(a, b, offs, gate, request, before), said)
+    c = _fast.run(operation, a, b, auxiliary, lambda: launch(a, b, offs, gate, request, before), said)
     return c, *before
 
 
-def _launch(
+def launch(
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,
@@ -186,7 +186,7 @@ def _by_two(
 ) -> torch.Tensor:
     """A gate's result, by two products and by torch."""
     product = request._replace(activation=None, preactivation=False)
-    found = tuple(_launch(a, right, offs, None, product)[0] for right in (gate, b))
+    found = tuple(launch(a, right, offs, None, product)[0] for right in (gate, b))
     for x, y in zip(before, found, strict=False):
         x.copy_(y)
     return ACTIVATIONS[request.activation](found[0]) * found[1]
@@ -219,8 +219,8 @@ def _kernel(*arguments: Any) -> torch.Tensor:
 
 
 def _kernel_for_backward(*arguments: Any) -> Tensors:
-    *operands, request = _parsed(*arguments)
-    return for_backward(_computed(*operands, request._replace(preactivation=True)))
+    a, b, offs, gate, request = _parsed(*arguments)
+    return for_backward(_computed(a, b, offs, gate, request._replace(preactivation=True)))
 
 
 def _fake(*arguments: Any, **named: Any) -> torch.Tensor:
@@ -255,8 +255,8 @@ class _Grouped(Derivatives):
         needs = ctx.needs_input_grad
         result = c if ctx.request.activation == "relu" and not before else None
         of_weights = (x if needs[0] else None for x in (b, gate))
-        before += [None] * (2 - len(before))
-        ctx.save_for_backward(a if needs[1] or needs[3] else None, *of_weights, offs, result, *before)
+        saved = a if needs[1] or needs[3] else None, *of_weights, offs, result, *before
+        ctx.save_for_backward(*saved, *[None] * (2 - len(before)))
         ctx.dtype, ctx.of_rows, ctx.gated = a.dtype, b.dim() == 3, gate is not None
 
     @staticmethod
@@ -273,9 +273,10 @@ class _Grouped(Derivatives):
                 continue
             by = by.to(ctx.dtype)
             if needs[0]:
-                turned = by if ctx.of_rows else by.mT
-                of_a = grouped_gemm(*((turned, right.mT) if ctx.of_rows else (right, turned)), offs, product)
-                of_a = of_a if ctx.of_rows else of_a.mT
+                if ctx.of_rows:
+                    of_a = grouped_gemm(by, right.mT, offs, product)
+                else:
+                    of_a = grouped_gemm(right, by.mT, offs, product).mT
                 grads[0] = of_a if grads[0] is None else grads[0] + of_a
             if needs[place]:
                 grads[place] = grouped_gemm(a.mT, by, offs, product)

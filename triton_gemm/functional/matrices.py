@@ -113,11 +113,11 @@ def compute_into(
         else:
             auxiliary = (gate,)
     launched = [
-        (*matrices, *more, plan.multiply(*matrices, request, more))
+        ((*matrices, *more), plan.multiply(*matrices, request, more))
         for matrices, more in _launches(a, b, c, gate, auxiliary, before, join_rows=request.bias != "m")
     ]
     given = *x[:2], c, *auxiliary_of(x, before)[: None if copied is None else -1]
-    *operands, found = launched[0]
+    operands, found = launched[0]
     if input is c:  # which no key says
         return None
     scaled = input is not None and asked.beta != 1

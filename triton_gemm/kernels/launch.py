@@ -112,25 +112,26 @@ def materialise(
     operands: by name, the launch's temporaries included; KeyError for what is missing.
     """
 
-    def value(argument: Any) -> Any:
-        if isinstance(argument, Pointer):
-            return operands[argument.operand]
-        if isinstance(argument, Scalar):
-            return (scalars or {})[argument.name]
-        if isinstance(argument, TensorMap):
-            if not getattr(launch.kernel, "is_gluon", bool)():  # which an interpreted kernel does not have
-                return Descriptor(operands[argument.operand], [*argument.shape], [*argument.strides], [*argument.block])
-            element = FP8.get(argument.dtype) or getattr(gl, str(argument.dtype).removeprefix("torch."))
-            return TensorDescriptor(
-                operands[argument.operand],
-                list(argument.shape),
-                list(argument.strides),
-                list(argument.block),
-                gl.NVMMASharedLayout.get_default_for(list(argument.block), element),
-            )
-        return argument
+    found = {}
+    for name, argument in launch.arguments.items():
+        kind = type(argument)
+        if kind is Pointer:
+            argument = operands[argument.operand]
+        elif kind is Scalar:
+            argument = (scalars or {})[argument.name]
+        elif kind is TensorMap:
+            argument = _descriptor(launch, argument, operands[argument.operand])
+        found[name] = argument
+    return found
 
-    return {name: value(argument) for name, argument in launch.arguments.items()}
+
+def _descriptor(launch: Launch, argument: TensorMap, x: torch.Tensor) -> Any:
+    """The tensor map of x, for Gluon or for Triton."""
+    shape, strides, block = [*argument.shape], [*argument.strides], [*argument.block]
+    if not getattr(launch.kernel, "is_gluon", bool)():  # which an interpreted kernel does not have
+        return Descriptor(x, shape, strides, block)
+    element = FP8.get(argument.dtype) or getattr(gl, str(argument.dtype).removeprefix("torch."))
+    return TensorDescriptor(x, shape, strides, block, gl.NVMMASharedLayout.get_default_for(block, element))
 
 
 def compiled(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[str, float] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""A plan that Triton's interpreter runs."""
+"""What plans have in common, and a plan that Triton's interpreter runs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,47 @@ import torch
 
 from ..compat import interpreting
 from ..kernels.launch import materialise
-from ..problem import GemmProblem
+from ..problem import GemmProblem, Layout
 from ..selection.select import Selection, launches
 
 
-class InterpretedPlan:
+class PlanOfProblem:
+    """A selection for one problem. index: of the CUDA device that it runs on, if it does."""
+
+    index: int | None = None
+    compiled = False
+
+    def __init__(self, problem: GemmProblem, selection: Selection) -> None:
+        self.problem, self.selection = problem, selection
+        self.extents = tuple(
+            _extent(problem.batch, *shape, layout) * dtype.itemsize
+            for shape, layout, dtype in (
+                ((problem.M, problem.K), problem.a, problem.dtype),
+                ((problem.K, problem.N), problem.b, problem.dtype),
+                ((problem.M, problem.N), problem.c, problem.out_dtype),
+            )
+        )
+
+    def overlap(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> bool:
+        """Whether the memory that c spans overlaps that of a or of b."""
+        a_bytes, b_bytes, c_bytes = self.extents
+        begin, first, second = c.data_ptr(), a.data_ptr(), b.data_ptr()
+        end = begin + c_bytes
+        return (begin < first + a_bytes and first < end) or (begin < second + b_bytes and second < end)
+
+
+def _extent(batch: int, rows: int, columns: int, layout: Layout) -> int:
+    """Elements from the first of a layout to the end of the last."""
+    steps = zip((batch, rows, columns), layout.strides, strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)
+
+
+class InterpretedPlan(PlanOfProblem):
     """A plan that Triton's interpreter runs, launch by launch."""
 
     def __init__(self, problem: GemmProblem, selection: Selection) -> None:
-        self.problem, self.selection, self.launches = problem, selection, launches(problem, selection)
+        super().__init__(problem, selection)
+        self.launches = launches(problem, selection)
         self.names = ("a", "b", "c", *problem.auxiliary)
 
     def run(

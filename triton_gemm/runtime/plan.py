@@ -30,13 +30,14 @@ from ..compat import (
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
 from ..hardware.driver import ensure_context
 from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, compiled_before
-from ..problem import PRODUCT, SUM, GemmProblem, Layout, Request
+from ..problem import PRODUCT, SUM, GemmProblem, Request
 from ..selection import generation
 from ..selection.select import Selection
 from . import background, policies
 from .background import FirstCalls
 from .binaries import SCALARS, launches_on, operands_of
 from .interpreted_plan import InterpretedPlan as InterpretedPlan
+from .interpreted_plan import PlanOfProblem
 from .policies import in_backward, in_context
 from .workspace import PER_THREAD, allocator, workspace
 
@@ -126,11 +127,13 @@ class Step:
         return arguments
 
 
-class GemmPlan:
+class GemmPlan(PlanOfProblem):
     """A selection for one problem on one device, ready to be launched.
 
     first_calls: what it runs on until its kernels are loaded; without it the first call compiles them.
     """
+
+    index: int
 
     def __init__(
         self,
@@ -139,7 +142,8 @@ class GemmPlan:
         device: torch.device,
         first_calls: FirstCalls | None = None,
     ) -> None:
-        self.problem, self.selection, self.device, self.index = problem, selection, device, device.index or 0
+        super().__init__(problem, selection)
+        self.device, self.index = device, device.index or 0
         made = launches_on(device_info(device), problem, selection)
         temporaries = [temporary for launch in made for temporary in launch.temporaries]
         self.temporaries = [
@@ -154,16 +158,8 @@ class GemmPlan:
             *(temporary.name for temporary in temporaries),
         )
         self.steps = [Step(launch, (*SCALARS, *self.names), self.index) for launch in made]
-        self.compiled, self.first_calls = False, first_calls
+        self.first_calls = first_calls
         self.out_dtype = problem.out_dtype
-        self.extents = tuple(
-            _extent(problem.batch, *shape, layout) * dtype.itemsize
-            for shape, layout, dtype in (
-                ((problem.M, problem.K), problem.a, problem.dtype),
-                ((problem.K, problem.N), problem.b, problem.dtype),
-                ((problem.M, problem.N), problem.c, problem.out_dtype),
-            )
-        )
 
     def compile(self, *operands: torch.Tensor) -> None:
         """Compiles for a, b, c and the auxiliary operands, or for any that the problem may have, on the current device,
@@ -195,13 +191,6 @@ class GemmPlan:
     def like(self, selection: Selection) -> GemmPlan:
         """The plan of another selection for the same problem."""
         return GemmPlan(self.problem, selection, self.device)
-
-    def overlap(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> bool:
-        """Whether the memory that c spans overlaps that of a or of b."""
-        a_bytes, b_bytes, c_bytes = self.extents
-        begin, first, second = c.data_ptr(), a.data_ptr(), b.data_ptr()
-        end = begin + c_bytes
-        return (begin < first + a_bytes and first < end) or (begin < second + b_bytes and second < end)
 
     def run(
         self,
@@ -385,9 +374,3 @@ def _new_plan(problem: GemmProblem, device: torch.device, invariant: bool | None
     if INTERPRETED:
         return InterpretedPlan(problem, selection)
     return GemmPlan(problem, selection, device, FirstCalls(info) if background.enabled() else None)
-
-
-def _extent(batch: int, rows: int, columns: int, layout: Layout) -> int:
-    """Elements from the first of a layout to the end of the last."""
-    steps = zip((batch, rows, columns), layout.strides, strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps)
