@@ -37,11 +37,11 @@ def is_plain(*tensors: torch.Tensor | None) -> bool:
     """Whether these tensors are nothing but data, and no mode, tracer or profiler is active. Gradients apart."""
     if must_dispatch():
         return False
-    return all(x is None or (type(x) in PLAIN and not x.is_meta and not is_wrapper(x)) for x in tensors)
+    return all([x is None or (type(x) in PLAIN and not x.is_meta and not is_wrapper(x)) for x in tensors])
 
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
-    return grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return grad_enabled() and any([x is not None and x.requires_grad for x in tensors])
 
 
 class Derivatives(SingleLevelFunction):

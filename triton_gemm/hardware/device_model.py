@@ -102,7 +102,8 @@ def _scaled(kernels: Mapping[str, Mapping[str, Any]], device: DeviceInfo, here: 
         found[name][figure] *= fp32
     products = {}
     for name, fitted in kernels["portable"]["products"].items():
-        peak, before = (rate(gpu, ARITHMETICS[name].unit) for gpu in (device, here))
+        unit = ARITHMETICS[name].unit
+        peak, before = rate(device, unit), rate(here, unit)
         same = device.capability == here.capability
         products[name] = [x * peak / before for x in fitted] if same else [peak, peak / 4] if peak else fitted
     found["portable"]["products"] = products

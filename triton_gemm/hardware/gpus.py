@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -149,6 +150,7 @@ def per_clock(device: DeviceInfo, unit: str) -> float:
     return found / 2 if "GeForce" in device.name and unit in HALVED.get(device.capability, ()) else found
 
 
+@lru_cache(maxsize=256)
 def rate(device: DeviceInfo, unit: str) -> float:
     """Multiply-adds of an SM in a microsecond at the peak of the GPU's data sheet; of a GPU that has none here, at the
     rates of its architecture and its own clock."""
@@ -177,6 +179,7 @@ def _clock(device: DeviceInfo) -> float:
     return sheet.clock if device.name == sheet.product else device.clock or sheet.clock
 
 
+@lru_cache(maxsize=64)
 def _sheet(device: DeviceInfo) -> Sheet:
     """Of this product, or else one of its compute capability, or of the last before that."""
     known = max((c for c in TYPICAL if c <= device.capability), default=min(TYPICAL))

@@ -10,6 +10,7 @@ from ..problem import GemmProblem
 from .schedule import Schedule
 
 Work = Schedule | int
+FEW_ROWS = 16  # of C, or columns: the most that the kernels for few rows are for
 
 
 def parts_of(work: Work) -> int:

@@ -94,6 +94,8 @@ class Launch:
 
     def renamed(self, names: Mapping[str, str]) -> Launch:
         """The same launch on other operands, by their names before and after."""
+        if not names:
+            return self
 
         def rename(argument: Any) -> Any:
             if isinstance(argument, Pointer | TensorMap) and argument.operand in names:

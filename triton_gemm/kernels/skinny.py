@@ -32,13 +32,13 @@ from ..config import REGISTERS_PER_SM, TileConfig
 from ..hardware.device import INTERPRETER, DeviceInfo
 from ..hardware.device_model import DeviceModel
 from ..problem import GemmProblem
-from .candidate import Algorithm, Candidate
+from .candidate import FEW_ROWS, Algorithm, Candidate
 from .cost_model import load_imbalance, on_busiest_sm, soft_maximum, traffic
 from .launch import MAX_SIZE, Launch, Pointer, Scalar
 from .programmatic import follow
 from .tiles import Epilogue, Output, store_tile, vector, whole
 
-MAX_ROWS = 16
+MAX_ROWS = FEW_ROWS
 # The most of a thread, by columns of a tile: 8, 4 or 2 programs of 2, 4 or 8 warps fit an SM, and 6 or 3 of 2 or 4.
 # Without a limit a K that steps do not divide took up to 132, so that a single program of 8 warps ran on an SM.
 REGISTERS = {8: 128, 16: 168}

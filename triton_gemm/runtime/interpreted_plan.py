@@ -18,13 +18,11 @@ class PlanOfProblem:
 
     def __init__(self, problem: GemmProblem, selection: Selection) -> None:
         self.problem, self.selection = problem, selection
-        self.extents = tuple(
-            _extent(problem.batch, *shape, layout) * dtype.itemsize
-            for shape, layout, dtype in (
-                ((problem.M, problem.K), problem.a, problem.dtype),
-                ((problem.K, problem.N), problem.b, problem.dtype),
-                ((problem.M, problem.N), problem.c, problem.out_dtype),
-            )
+        batch, M, N, K = problem.batch, problem.M, problem.N, problem.K
+        self.extents = (
+            _extent((batch, M, K), problem.a) * problem.dtype.itemsize,
+            _extent((batch, K, N), problem.b) * problem.dtype.itemsize,
+            _extent((batch, M, N), problem.c) * problem.out_dtype.itemsize,
         )
 
     def overlap(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> bool:
@@ -35,10 +33,9 @@ class PlanOfProblem:
         return (begin < first + a_bytes and first < end) or (begin < second + b_bytes and second < end)
 
 
-def _extent(batch: int, rows: int, columns: int, layout: Layout) -> int:
-    """Elements from the first of a layout to the end of the last."""
-    steps = zip((batch, rows, columns), layout.strides, strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps)
+def _extent(shape: tuple[int, int, int], layout: Layout) -> int:
+    """Elements from the first of a batch of matrices that lie so to the end of the last."""
+    return 1 + sum([(size - 1) * stride for size, stride in zip(shape, layout.strides, strict=True)])
 
 
 class InterpretedPlan(PlanOfProblem):

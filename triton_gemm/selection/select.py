@@ -4,16 +4,18 @@ take the least time. Pure, and without tuning."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import itemgetter
+
+import torch
 
 from .. import kernels
 from ..arithmetic import HALF
 from ..config import TileConfig
 from ..hardware.device import INTERPRETER, DeviceInfo
 from ..hardware.device_model import DeviceModel, model_of, origin
-from ..kernels.candidate import Algorithm, Bounded, Candidate, Work
+from ..kernels.candidate import FEW_ROWS, Algorithm, Bounded, Candidate, Work
 from ..kernels.cost_model import ROUNDING, roofline
 from ..kernels.launch import Launch
 from ..kernels.schedule import Schedule
@@ -133,7 +135,7 @@ def predicted(problem: GemmProblem, candidate: Candidate, model: DeviceModel) ->
     """Predicted microseconds of a problem's candidate, copies of operands included."""
     given, how = candidate
     time = kernels.named(how.kernel).microseconds(given, how.config, how.work, model)
-    return time + kernels.repack.microseconds(problem, how.packed, model)
+    return time + kernels.repack.microseconds(problem, how.packed, model) if how.packed else time
 
 
 def predicted_or_inf(problem: GemmProblem, candidate: Candidate, model: DeviceModel) -> float:
@@ -165,8 +167,19 @@ def illegal(problem: GemmProblem, device: DeviceInfo, candidate: Candidate) -> s
     return why or kernels.repack.illegal(problem, how.packed)
 
 
+# Kernels that are legal for some problems or GPUs alone: the others need not import them.
+_LEGAL: dict[str, Callable[[GemmProblem, DeviceInfo], bool]] = {
+    "warp_specialised": lambda _, device: device.capability == (9, 0) and device != INTERPRETER,
+    "skinny": lambda problem, _: min(problem.M, problem.N) <= FEW_ROWS,
+    "gemv": lambda problem, _: min(problem.M, problem.N) <= FEW_ROWS,
+    "fma": lambda problem, _: problem.dtype == torch.float32,
+}
+
+
 def _bounded(name: str, problem: GemmProblem, device: DeviceInfo, model: DeviceModel) -> Iterable[Bounded]:
     """What a kernel offers. Where it gives no bounds, for groups, and for gates, there are few candidates."""
+    if name in _LEGAL and not _LEGAL[name](problem, device):
+        return ()
     kernel = kernels.named(name)
     if hasattr(kernel, "lower_bounds") and not (problem.groups or problem.gate):
         found: Iterable[Bounded] = kernel.lower_bounds(problem, device, model)
@@ -187,7 +200,7 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
         for bound, place, candidates in sorted(_bounded(name, problem, device, model), key=itemgetter(0)):
             if bound > best[0] * ROUNDING:
                 break
-            timed = ((predicted(problem, candidate, model), candidate) for candidate in candidates)
+            timed = [(predicted(problem, candidate, model), candidate) for candidate in candidates]
             for time, candidate in sorted(timed, key=itemgetter(0)):
                 if (time, rank, place) >= best:
                     break

@@ -131,9 +131,12 @@ def _fits(problem: GemmProblem, config: Config) -> bool:
 
 def _splits(problem: GemmProblem, config: Config, device: DeviceInfo) -> list[int]:
     """Into how many parts K may be cut."""
+    steps = problem.K // (4 * config.BLOCK_K)
+    if problem.groups or problem.gate or steps < SPLITS[0]:
+        return [1]
     programs = WAVES[device.capability[0] in ASYNCHRONOUS] * device.num_sms
-    most = min(problem.K // (4 * config.BLOCK_K), programs // max(1, tiles_of(problem, config)))
-    return [1] if problem.groups or problem.gate else [1, *(split_k for split_k in SPLITS if split_k <= most)]
+    most = min(steps, programs // max(1, tiles_of(problem, config)))
+    return [1, *(split_k for split_k in SPLITS if split_k <= most)]
 
 
 class _OfProblem(NamedTuple):
@@ -167,11 +170,13 @@ def microseconds(problem: GemmProblem, config: Config, split_k: int, model: Devi
         problem, config = both_products(problem), with_gate(config)
     known = _KNOWN.for_problem(problem, model)
     if not known:
-        known[None] = _of_problem(problem, model)
+        on = _of_problem(problem, model)
+        known[None] = on, _kind(problem, on.pace)
+    on, kind = known[None]
     if config not in known:
-        known[config] = tiles_of(problem, config), _of_config(config, *_kind(problem, known[None].pace), model)
+        known[config] = tiles_of(problem, config), _of_config(config, *kind, model)
     tiles, of = known[config]
-    return _time(known[None], of, tiles, -(-problem.K // (split_k * config.BLOCK_K)), split_k, model)
+    return _time(on, of, tiles, -(-problem.K // (split_k * config.BLOCK_K)), split_k, model)
 
 
 def _time(on: _OfProblem, of: _OfConfig, tiles: int, steps: int, split_k: int, model: DeviceModel) -> float:
@@ -191,14 +196,16 @@ def _time(on: _OfProblem, of: _OfConfig, tiles: int, steps: int, split_k: int, m
 
 
 def _of_problem(problem: GemmProblem, model: DeviceModel) -> _OfProblem:
-    pace = _pace(problem.precision, model)
+    pace, _ = _figures(problem.precision, model)
     return _OfProblem(pace, traffic(problem) / (pace.memory * model.memory))
 
 
-def _pace(precision: str, model: DeviceModel) -> Pace:
+@lru_cache(maxsize=64)
+def _figures(precision: str, model: DeviceModel) -> tuple[Pace, tuple[float, float]]:
+    """The pace of what multiplies, and the multiply-adds of an SM and of a warp in a microsecond."""
     costs = model.costs(Costs)
-    found: Pace = {"fma": costs.ieee, "dmma": costs.fp64}.get(ARITHMETICS[precision].instruction, costs.tensor)
-    return found
+    pace: Pace = {"fma": costs.ieee, "dmma": costs.fp64}.get(ARITHMETICS[precision].instruction, costs.tensor)
+    return pace, costs.products[precision]
 
 
 def _kind(problem: GemmProblem, pace: Pace) -> tuple[str, int, int, int, int, float, float, bool]:
@@ -223,8 +230,7 @@ def _of_config(
     k_major: bool,
     model: DeviceModel,
 ) -> _OfConfig:
-    arithmetic, pace = ARITHMETICS[precision], _pace(precision, model)
-    of_sm, of_warp = model.costs(Costs).products[precision]
+    arithmetic, pace, (of_sm, of_warp) = ARITHMETICS[precision], *_figures(precision, model)
     m, n, k, warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
     products = (len(arithmetic.planes.terms) if arithmetic.planes else 1) * m * n * k
     copies = k * m / a_vector * pace.move[a_vector * itemsize < 16] * a_lines

@@ -25,7 +25,7 @@ class Config(TileConfig):
 
 
 def _configs(tiles: list[tuple[int, int, int, int, int]]) -> tuple[Config, ...]:
-    return tuple(Config(*figures) for figures in tiles)
+    return tuple([Config(*figures) for figures in tiles])
 
 
 # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; by precision, from the largest tiles to the smallest. Those with
