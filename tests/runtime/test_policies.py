@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 from collections.abc import Generator, Iterator
 from contextvars import copy_context
 from dataclasses import replace
@@ -83,19 +84,12 @@ def test_an_entry_of_other_bits_than_the_models_choice_is_left_out(
         choose(problem_of(M=2048), HOPPER)
 
 
-def test_a_policy_is_one_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_is_one_of_four() -> None:
     for call in (triton_gemm.set_policy, lambda *x, **how: triton_gemm.policy(*x, **how).__enter__()):
         with pytest.raises(ValueError, match="one of model, cached, tune, error, not 'fast'"):
             call("fast")
         with pytest.raises(ValueError, match="one of same, any, not 'all'"):
             call("model", bits="all")
-    monkeypatch.setenv("TRITON_GEMM_POLICY", "fast")
-    with pytest.raises(ValueError, match="TRITON_GEMM_POLICY"):
-        policies.current()
-    monkeypatch.setenv("TRITON_GEMM_POLICY", "model")
-    monkeypatch.setenv("TRITON_GEMM_BITS", "all")
-    with pytest.raises(ValueError, match=r"^TRITON_GEMM_BITS must be one of same, any, not 'all'$"):
-        policies.current()
 
 
 def test_the_environment_counts_until_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,15 +100,35 @@ def test_the_environment_counts_until_one_is_set(monkeypatch: pytest.MonkeyPatch
     assert policies.current() == Policy("model", "same")
 
 
-def test_a_wrong_environment_hinders_no_right_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an error where it counts."""
-    monkeypatch.setenv("TRITON_GEMM_POLICY", "bogus")
-    with triton_gemm.policy("error"):
-        assert policies.current() == Policy("error")
-    with pytest.raises(ValueError, match="not 'bogus'"):
-        policies.current()
-    triton_gemm.set_policy("model")
-    assert policies.current() == Policy("model")
+WRONG = [
+    ("POLICY", "one of model, cached, tune, error, not 'fast': it counts as cached"),
+    ("BITS", "one of same, any, not 'fast': it counts as same"),
+    ("BATCH_INVARIANT", "one of 0, 1, not 'fast': it counts as 0"),
+]
+
+
+@pytest.mark.parametrize("name, says", WRONG)
+@pytest.mark.parametrize("filtered", ["always", "error"])
+def test_a_wrong_environment_is_warned_of_once(
+    name: str, says: str, filtered: Any, planned: list[FakePlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the default holds. Where warnings are errors, one product raises it, and none after it."""
+    monkeypatch.setattr(policies, "_warned", set())
+    monkeypatch.setenv(f"TRITON_GEMM_{name}", "fast")
+    raised: list[str] = []
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter(filtered)
+        for _ in range(3):
+            try:
+                triton_gemm.matmul(*operands())
+            except UserWarning as error:
+                raised.append(str(error))
+            policies._of_environment.cache_clear()  # as if threads had read it at once
+            policies._invariant_in_environment.cache_clear()
+    assert [str(x.message) for x in warned] + raised == [f"TRITON_GEMM_{name} must be {says}"]
+    assert policies.current() == Policy() and len(planned) == 1
+    triton_gemm.set_policy("error")
+    assert policies.current() == Policy("error")
 
 
 def test_a_context_is_its_threads_or_tasks_alone() -> None:

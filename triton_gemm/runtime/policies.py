@@ -14,6 +14,7 @@ one class of bits.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -34,6 +35,12 @@ from ..tables.files import BITS, Bits
 
 PolicyName = Literal["model", "cached", "tune", "error"]
 NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+# Environment variables: the default, and the values allowed.
+VARIABLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "TRITON_GEMM_POLICY": ("cached", NAMES),
+    "TRITON_GEMM_BITS": ("same", BITS),
+    "TRITON_GEMM_BATCH_INVARIANT": ("0", ("0", "1")),
+}
 
 # What times candidates on a device and says which is best; it may call `tables.store` to keep that.
 Tuner = Callable[[GemmProblem, DeviceInfo], Selection]
@@ -52,6 +59,7 @@ _context: ContextVar[Policy | None] = ContextVar("triton_gemm_policy", default=N
 in_context = _context.get  # the policy of this thread's or task's context; None: the process's
 _process: Policy | None = None
 _tuner: Tuner | None = None
+_warned: set[str] = set()  # wrong values
 
 by_model = generation.of_models(4096)(select)
 _invariant_by_model = generation.of_models(4096)(batch_invariance.select)
@@ -64,8 +72,7 @@ def _class_by_model(problem: GemmProblem, device: DeviceInfo) -> str:
 
 
 def current() -> Policy:
-    """The policy that counts here: the context's, or the process's. ValueError where TRITON_GEMM_POLICY or
-    TRITON_GEMM_BITS hold what is none."""
+    """The policy that counts here: the context's, or the process's."""
     return _set() or _of_environment()
 
 
@@ -85,26 +92,42 @@ def tunes() -> bool:
     return current().name == "tune"
 
 
-def _policy(name: str, bits: str, of_name: str, of_bits: str) -> Policy:
-    for found, allowed, of in ((name, NAMES, of_name), (bits, BITS, of_bits)):
+def _policy(name: PolicyName, bits: Bits, function: str) -> Policy:
+    for argument, found, allowed in (("name", name, NAMES), ("bits", bits, BITS)):
         if not (isinstance(found, str) and found in allowed):
-            raise ValueError(f"{of} must be one of {', '.join(allowed)}, not {found!r}")
-    return Policy(name, bits)  # type: ignore[arg-type]  # which they are
+            raise ValueError(f"{function}(): {argument} must be one of {', '.join(allowed)}, not {found!r}")
+    return Policy(name, bits)
+
+
+def wrong(variable: str) -> str | None:
+    """What is wrong with the value of one of VARIABLES, or None."""
+    default, allowed = VARIABLES[variable]
+    found = os.environ.get(variable, default)
+    if found in allowed:
+        return None
+    return f"{variable} must be one of {', '.join(allowed)}, not {found!r}: it counts as {default}"
+
+
+def _in_environment(variable: str) -> Any:
+    """The value of one of VARIABLES. A wrong one is warned of once: it is read amid a user's call of torch."""
+    default, _ = VARIABLES[variable]
+    if (words := wrong(variable)) is None:
+        return os.environ.get(variable, default)
+    if words not in _warned:
+        _warned.add(words)  # first: where a filter makes the warning an error, it ends one call alone
+        warnings.warn(words, stacklevel=2)
+    return default
 
 
 @lru_cache(maxsize=1)
 def _of_environment() -> Policy:
-    name, bits = os.environ.get("TRITON_GEMM_POLICY", "cached"), os.environ.get("TRITON_GEMM_BITS", "same")
-    found = _policy(name, bits, "TRITON_GEMM_POLICY", "TRITON_GEMM_BITS")
-    return found._replace(batch_invariant=_invariant_in_environment())
+    name, bits = _in_environment("TRITON_GEMM_POLICY"), _in_environment("TRITON_GEMM_BITS")
+    return Policy(name, bits, _invariant_in_environment())
 
 
 @lru_cache(maxsize=1)
 def _invariant_in_environment() -> bool:
-    found = os.environ.get("TRITON_GEMM_BATCH_INVARIANT", "0")
-    if found not in ("0", "1"):
-        raise ValueError(f"TRITON_GEMM_BATCH_INVARIANT must be 0 or 1, not {found!r}")
-    return found == "1"
+    return bool(_in_environment("TRITON_GEMM_BATCH_INVARIANT") == "1")
 
 
 @hide_from_dynamo
@@ -125,7 +148,7 @@ def set_policy(name: PolicyName, *, bits: Bits = "same") -> None:
         ValueError: Another name or other bits.
     """
     global _process
-    found = _policy(name, bits, "set_policy(): name", "set_policy(): bits")
+    found = _policy(name, bits, "set_policy")
     _process = found._replace(batch_invariant=_invariant_in_environment())
     generation.advance()
 
@@ -144,7 +167,7 @@ def policy(name: PolicyName, *, bits: Bits = "same") -> Iterator[None]:
     Raises:
         ValueError: As `set_policy`.
     """
-    found = _policy(name, bits, "policy(): name", "policy(): bits")
+    found = _policy(name, bits, "policy")
     with _within(found._replace(batch_invariant=_is_invariant())):
         yield
 
