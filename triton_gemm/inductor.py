@@ -27,7 +27,7 @@ from .runtime.background import first_calls
 DEVICE = "cpu" if INTERPRETED else "cuda"
 TAG = f"[triton_gemm {__version__}]"  # in the keys of torch's caches of compiled graphs
 
-_lock = free_in_children(threading.Lock())
+_lock = free_in_children(threading.RLock())  # a handler of signals may register, too
 _take_back: Callable[[], None] | None = None
 
 
@@ -47,7 +47,11 @@ def register() -> None:
     global _take_back
     with _lock:
         if _take_back is None:
-            _take_back = offer_to_inductor(KERNELS, TAG, _takes)
+            take_back = offer_to_inductor(KERNELS, TAG, _takes)
+            if _take_back is not None:  # a handler of signals has registered while Inductor was imported
+                take_back(), _take_back()
+                take_back = offer_to_inductor(KERNELS, TAG, _takes)
+            _take_back = take_back
         tag = torch.compiler.config.cache_key_tag
         if TAG not in tag:
             torch.compiler.config.cache_key_tag = tag + TAG
@@ -57,9 +61,9 @@ def unregister() -> None:
     """Undoes `register`. Compiled functions stay as they are."""
     global _take_back
     with _lock:
-        if _take_back is not None:
-            _take_back()
-            _take_back = None
+        take_back, _take_back = _take_back, None
+        if take_back is not None:
+            take_back()
         torch.compiler.config.cache_key_tag = torch.compiler.config.cache_key_tag.replace(TAG, "")
 
 

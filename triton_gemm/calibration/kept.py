@@ -30,7 +30,7 @@ from .figures import rounded
 FORMAT = 1
 APART = 1e6  # times that no GPU's figure is away from that of another
 
-_lock = free_in_children(threading.Lock())
+_lock = free_in_children(threading.RLock())  # one thread reads files; what it calls, and handlers of signals, may too
 _loaded: dict[tuple[Path, DeviceInfo, str], DeviceModel | None] = {}
 
 
@@ -138,12 +138,12 @@ def find(device: DeviceInfo) -> DeviceModel | None:
     where = folder()
     if where is None:
         return None
-    key = where, device, device.uuid
-    if key not in _loaded:
+    loaded, key = _loaded, (where, device, device.uuid)
+    if key not in loaded:
         with _lock:
-            if key not in _loaded:
-                _loaded[key] = _find(where, device)
-    return _loaded.get(key)
+            if key not in loaded:
+                loaded[key] = _find(where, device)
+    return loaded[key]
 
 
 def _find(where: Path, device: DeviceInfo) -> DeviceModel | None:
@@ -188,8 +188,8 @@ def _load_as(path: Path, silicon: Silicon) -> Contents:
 
 def reload() -> None:
     """Has models read again when they are next asked for, and products planned again."""
-    with _lock:
-        _loaded.clear()
+    global _loaded
+    _loaded = {}  # another: what is being read now goes into the one before
     generation.advance_models()
 
 

@@ -14,7 +14,8 @@ from triton.backends.nvidia import driver
 
 from .locks import free_in_children
 
-loading = free_in_children(threading.Lock())  # held while a binary is loaded, which disturbs a capture
+# Held while a binary is loaded, which disturbs a capture. Triton's hooks on that and handlers of signals may load, too.
+loading = free_in_children(threading.RLock())
 
 
 def launcher(compiled: Any, grid: tuple[int, int, int], cluster: int = 1) -> Callable[[int, Sequence[Any]], None]:
