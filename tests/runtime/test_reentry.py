@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from tests.runtime.test_worker import stub
 from tests.support import table_fakes
 from tests.support.fake_compiler import ROWS, Gpu, call, planned
 from tests.support.table_fakes import found, problem_of, store
-from triton_gemm import tables
+from triton_gemm import inductor, tables
+from triton_gemm.compat import launching
 from triton_gemm.runtime import worker
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +29,9 @@ BEGIN = """
 import gc, random, signal, sys, threading, time
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import tables
-from triton_gemm.runtime import background
+from triton_gemm.calibration import kept
+from triton_gemm.runtime import background, plan
+from triton_gemm.tuning import recording
 from triton_gemm.selection import generation
 
 def abandoned(begin, end):
@@ -86,6 +90,42 @@ def work():
     assert generation.number != before and generation.number not in seen
     seen.add(before)
 at_any_time(generation.advance, work)
+""",
+    "models, by the collector": """
+looked = kept._find
+def find(*given):
+    seen.append(kept._loaded)
+    return looked(*given)
+kept._find = collecting(find)
+gc.disable()
+seen = []
+abandoned(lambda: None, kept.reload)
+number = generation.models
+assert kept.find(HOPPER) is None and generation.models > number
+assert kept.find(HOPPER) is None and len(seen) == 2, "what was read before is read again"
+""",
+    "models, by a signal": """
+def work():
+    kept.reload()
+    kept.find(HOPPER)
+at_any_time(work, work)
+""",
+    "what is recorded, by a signal": """
+class Launched:
+    problem = problem_of()
+launched, written, ran = Launched(), [], []
+plan.InterpretedPlan.run = own = lambda *_: ran.append(None)
+recording.write = lambda path, calls: written.append(sum(calls.values()))
+def block(calls):
+    before = len(ran)
+    with recording.record_shapes("x"):
+        within = len(ran)
+        for _ in range(calls):
+            plan.InterpretedPlan.run(launched)
+        within = len(ran) - within
+    assert within <= written.pop() <= len(ran) - before
+at_any_time(lambda: block(1), lambda: block(50))
+assert plan.InterpretedPlan.run is own and not recording.HOOKS and len(ran) > 1000
 """,
     "the background, by the collector in a thread that is waited for": """
 def made(*given, **how):
@@ -170,6 +210,45 @@ def test_a_worker_may_be_closed_while_it_starts(monkeypatch: pytest.MonkeyPatch)
     in_a_thread(made.start)
     assert made.closed
     made.end()
+
+
+def test_a_binary_may_be_loaded_while_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a hook of Triton's on that, or a handler of signals."""
+    monkeypatch.setattr(launching.triton.knobs.runtime, "launch_enter_hook", None)
+    run = SimpleNamespace(global_scratch_size=0, profile_scratch_size=0, launch=print, launch_cooperative_grid=False)
+    loaded: list[object] = []
+
+    def binary(hook: Callable[[], object]) -> Any:
+        handles = {"_init_handles": lambda: (hook(), loaded.append(hook))}
+        about = {"run": run, "function": 1, "packed_metadata": (4, 1, 0)}
+        return SimpleNamespace(**handles, **about)
+
+    run.launch_pdl, run.kernel_signature = False, b""
+    in_a_thread(lambda: launching.launcher(binary(lambda: launching.launcher(binary(int), (1, 1, 1))), (1, 1, 1)))
+    assert len(loaded) == 2
+
+
+def test_who_registers_with_inductor_may_be_interrupted_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is offered once, and taken back once."""
+    offers: list[object] = []
+    again = [inductor.register]
+
+    def offer(*_: object) -> Callable[[], None]:
+        if again:
+            again.pop()()
+        made = object()
+        offers.append(made)
+        return lambda: offers.remove(made) if offers[-1:] == [made] else None
+
+    monkeypatch.setattr(inductor, "offer_to_inductor", offer)
+
+    def both() -> None:
+        inductor.register()
+        assert len(offers) == 1
+        inductor.unregister()
+
+    in_a_thread(both)
+    assert not offers and not again
 
 
 def test_tables_that_an_interruption_leaves_are_those_of_the_folder(

@@ -8,8 +8,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
+from itertools import count
 from pathlib import Path
 from typing import Any
+
+import triton
 
 from ..compat import current_device, free_in_children
 from ..problem import GemmProblem
@@ -19,13 +23,13 @@ from ..tables.records import WrongError, plain, read, text_of
 
 FORMAT = 1
 LARGEST_FILE = 64 * 2**20  # bytes
+# Triton's on launches: while there is one, C++, which does not note launches, leaves them to Python.
+HOOKS: list[Any] = type(triton.knobs.runtime).launch_enter_hook.calls
 
-AT_MOST = 1 << 16  # launches that are noted before they are counted
-
-_recorders: list[Counter[Any]] = []
-_launched: list[Any] = []  # plans, once for each launch: appending is what calls cost, and needs no lock
-_lock = free_in_children(threading.Lock())
-_runs: dict[Any, Any] = {}  # of each kind of plan, its own method
+# Of each block by its id: how often each plan was launched. Each step that changes them is one: the garbage collector
+# and handlers of signals may begin and end blocks, and launch, between any two.
+_recorders: dict[int, dict[Any, count[int]]] = {}
+_lock = free_in_children(threading.RLock())
 
 
 @contextmanager
@@ -38,7 +42,7 @@ def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
     Every launch is counted, in all threads of the process: of this package's functions and modules, of torch's where
     they are routed (`use`), of backwards and of compiled functions. A CUDA graph counts once, when it is captured. The
     file holds shapes, strides, dtypes and epilogues, and no data. It is written when the block ends, also by an
-    exception, and replaces an existing file. Calls take under a microsecond longer meanwhile.
+    exception, and replaces an existing file. Meanwhile Python launches all calls, which C++ would launch faster.
 
     Args:
         path: The file. A relative path, or a link, is resolved when the block begins.
@@ -48,12 +52,14 @@ def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
             the file cannot be written.
     """
     target = _target(Path(path))
-    counts: Counter[Any] = Counter()
-    _begin(counts)
+    counts: dict[Any, count[int]] = {}
     try:
+        _recorders[id(counts)] = counts
+        _follow()
         yield
     finally:
-        _end(counts)
+        _recorders.pop(id(counts), None)
+        _follow()
         write(target, by_problem(counts))
 
 
@@ -74,35 +80,36 @@ def _target(path: Path) -> Path:
     return target
 
 
-def by_problem(counts: Counter[Any]) -> dict[GemmProblem, int]:
-    """Calls by problem, of calls by plan; the most called first."""
+def by_problem(counts: dict[Any, count[int]]) -> dict[GemmProblem, int]:
+    """Calls by problem, of those by plan; the most called first."""
     found: Counter[GemmProblem] = Counter()
-    for one, calls in counts.items():
-        found[one.problem] += calls
+    for one, calls in list(counts.items()):  # a launch in another thread may be noted still
+        found[one.problem] += next(calls)
     return dict(found.most_common())
 
 
-def _begin(counts: Counter[Any]) -> None:
+def _follow() -> None:
+    """Has launches noted while anyone records; else calls go through the plans' own methods, and C++. Looks again after
+    each step, for whoever interrupts this thread may do the same."""
     with _lock:
-        _count()
-        _recorders.append(counts)
-        if len(_recorders) == 1:  # calls go through the plans' own methods again once no one records
-            for kind, noting in ((plan.GemmPlan, _noting_on_a_gpu), (plan.InterpretedPlan, _noting)):
-                _runs[kind] = kind.run
-                kind.run = noting(kind.run)  # type: ignore[method-assign]
+        for kind, noting in ((plan.GemmPlan, _noting_on_a_gpu), (plan.InterpretedPlan, _noting)):
+            while bool(_recorders) != hasattr(run := kind.run, "__wrapped__"):
+                own = getattr(run, "__wrapped__", run)
+                kind.run = noting(own) if _recorders else own  # type: ignore[method-assign]
+        while bool(_recorders) != (_not_by_cpp in HOOKS):
+            if _recorders:
+                HOOKS.append(_not_by_cpp)
+            else:
+                with suppress(ValueError):
+                    HOOKS.remove(_not_by_cpp)
 
 
-def _end(counts: Counter[Any]) -> None:
-    with _lock:
-        _count()
-        _recorders[:] = [one for one in _recorders if one is not counts]
-        if not _recorders:
-            for kind, run in _runs.items():
-                kind.run = run
-            _runs.clear()
+def _not_by_cpp(_: object) -> None:
+    """A hook that does nothing."""
 
 
 def _noting(run: Any) -> Any:
+    @wraps(run)
     def noted(self: Any, *arguments: Any) -> None:
         _note(self)
         run(self, *arguments)
@@ -111,28 +118,20 @@ def _noting(run: Any) -> Any:
 
 
 def _noting_on_a_gpu(run: Any) -> Any:
+    @wraps(run)
     def noted(self: Any, *arguments: Any) -> None:
-        if self.index == current_device():  # else it calls itself again on that device
-            _note(self)
-        run(self, *arguments)
+        try:
+            run(self, *arguments)
+        finally:  # but for a call that goes on to another device, or to a stand-in, which is noted itself
+            if self.index == current_device() and getattr(self.first_calls, "stand_in", None) is None:
+                _note(self)
 
     return noted
 
 
 def _note(launched: Any) -> None:
-    _launched.append(launched)
-    if len(_launched) > AT_MOST:
-        with _lock:
-            _count()
-
-
-def _count() -> None:
-    """Counts what is noted; others may note more meanwhile."""
-    count = len(_launched)
-    noted = _launched[:count]
-    del _launched[:count]
-    for counts in _recorders:
-        counts.update(noted)
+    for counts in list(_recorders.values()):
+        next(counts.get(launched) or counts.setdefault(launched, count()))
 
 
 def write(path: Path, calls: dict[GemmProblem, int]) -> None:

@@ -1,0 +1,60 @@
+"""What is recorded of calls on a GPU: those that C++ would launch, and one launch of a product that a stand-in runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import fake_compiler, fake_driver
+from triton_gemm import record_shapes
+from triton_gemm.functional import fast_path
+from triton_gemm.problem import PRODUCT
+from triton_gemm.runtime import plan
+from triton_gemm.selection.select import select
+from triton_gemm.tuning import read_shapes, recording
+
+
+def calls(path: Path) -> list[int]:
+    return list(read_shapes(path).values())
+
+
+@pytest.mark.slow
+def test_what_cpp_would_launch_counts(extension: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    driver = fake_driver.install(monkeypatch, extension)
+    monkeypatch.setattr(recording, "current_device", lambda: 0)
+    a, b = (torch.empty(256, 256, dtype=torch.bfloat16) for _ in range(2))
+    fast = fast_path.FastPath()
+    call = partial(fast.take, "mm", a, b, (), PRODUCT)
+    key, _ = call()
+    problem = PRODUCT.problem(a, b, c := torch.empty_like(a))
+    made = plan.GemmPlan(problem, select(problem, fake_driver.HOPPER), a.device)
+    made.compile(a, b, c)
+    fast.keep(key, fast_path.known(made, c, (a, a), (b, b)))
+    call()
+    driver.sizes = [[len(x) for x in fake_driver.packed(*one)] for one in driver.by_python]
+    call()
+    launches = len(driver.seen)
+    assert launches
+    with record_shapes(tmp_path / "shapes.json"):
+        for _ in range(3):
+            call()
+    assert calls(tmp_path / "shapes.json") == [3] and len(driver.seen) == launches
+    call()
+    assert len(driver.seen) == 2 * launches, "C++ launches again"
+
+
+def test_a_stand_in_counts_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = fake_compiler.Gpu(monkeypatch)
+    monkeypatch.setattr(recording, "current_device", lambda: 0)
+    first, second = map(fake_compiler.planned, fake_compiler.ROWS[:2])
+    fake_compiler.call(first)
+    for number in (1, 2):
+        with record_shapes(tmp_path / "shapes.json"):
+            fake_compiler.call(second)
+            fake_compiler.call(first)
+        stands_in = second.first_calls is not None and second.first_calls.stand_in is not None
+        assert stands_in == (number == 1) and calls(tmp_path / "shapes.json") == [1, 1]
+        gpu.end()
