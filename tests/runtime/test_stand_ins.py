@@ -244,3 +244,19 @@ def test_few_configurations_are_compared() -> None:
         found.add(HOPPER, made.problem, replace(made.selection, algorithm=algorithm))
     kept = [config for _, config in found.configs]
     assert kept[-2:] == [configs[99], configs[70]] and set(kept) == set(configs[-stand_ins.COMPARED :])
+
+
+def test_more_may_be_wanted_while_what_is_wanted_is_ordered() -> None:
+    """By a call in a handler of signals."""
+    made, ordered = stand_ins.Available(), []
+
+    class Interrupted:
+        def add(self, jobs: list[Any]) -> None:
+            ordered.extend(jobs)
+            made.wait_for(f"after {jobs[0]}", self, jobs[0] + 1)  # type: ignore[arg-type]
+
+    made.wait_for("first", Interrupted(), 0)  # type: ignore[arg-type]
+    made.order_all()
+    assert ordered == [0]
+    made.order_all()
+    assert ordered == [0, 1]

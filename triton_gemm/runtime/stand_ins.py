@@ -87,9 +87,9 @@ class Available:
     def order_all(self) -> None:
         """Orders everything that is wanted."""
         with lock:
-            for number, (compiler, job) in self.wanted.items():
+            for number, (compiler, job) in list(self.wanted.items()):  # a handler of signals may want more meanwhile
                 self.order(number, compiler, job)
-            self.wanted.clear()
+                self.wanted.pop(number, None)
 
     def ended(self, number: int) -> str | None:
         """The error of a compilation that has ended, or "" if it succeeded. None if it is under way or was not ordered.
