@@ -122,5 +122,6 @@ def test_a_kernel_compiles_to_ffmas_without_a_warning() -> None:
 def test_a_rung_compiles_without_a_warning(rung: Rung) -> None:
     with aot.capture() as made:
         rung.launch(*operands(rung), config=rung.configs[0])
+    assert made
     for launch in made:
         aot.compile_launch(launch, HOPPER)

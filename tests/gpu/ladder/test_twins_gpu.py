@@ -142,8 +142,11 @@ def test_empty_results_are_no_launch(
     twins: dict[str, LoadedTwin], stem: str, variant: Variant, shape: tuple[int, int, int]
 ) -> None:
     a, b, c = integers(variant, shape)
-    twins[stem].launch(a, b, c)
     torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        twins[stem].launch(a, b, c)
+        torch.cuda.synchronize()
+    assert not [x.name for x in profile.events() if x.device_type == torch.autograd.DeviceType.CUDA]
 
 
 @pytest.mark.parametrize(("stem", "variant"), DEFAULTS)
