@@ -224,7 +224,8 @@ def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv("TRITON_GEMM_POLICY", "model")
             monkeypatch.setenv(f"TRITON_GEMM_{name}", value)
             table_fakes.read_environment_again()
-            (found,) = look("policy")
+            found, used = look("policy")
+            assert (found.status, used.status) == ("broken", "good") and used.says.startswith("model, bits same")
             assert found.says.startswith(f"TRITON_GEMM_{name} must be ") and value in found.says
             assert found.do == f"set TRITON_GEMM_{name} to one of these, or unset it"
             monkeypatch.delenv(f"TRITON_GEMM_{name}")

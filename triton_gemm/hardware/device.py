@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -73,16 +74,17 @@ CAPABILITY = "TRITON_GEMM_CAPABILITY"
 
 
 def treated_as(capability: tuple[int, int]) -> tuple[int, int]:
-    """The compute capability that choices are made for on a GPU of this one. ValueError where CAPABILITY is none, or is
-    newer."""
+    """The compute capability that choices are made for on a GPU of this one. What CAPABILITY holds that is none, or is
+    newer, is warned of: it is read amid a user's call."""
     given = os.environ.get(CAPABILITY, "")
     if not given:
         return capability
     found = re.fullmatch(r"(\d{1,2})\.(\d)", given, re.ASCII)
     if found is None or (int(found[1]), int(found[2])) > capability:
-        raise ValueError(
-            f"{CAPABILITY} must be a compute capability up to {'.'.join(map(str, capability))}, not {given!r}"
-        )
+        own = ".".join(map(str, capability))
+        words = f"{CAPABILITY} must be a compute capability up to {own}, not {given!r}: it counts as {own}"
+        warnings.warn(words, stacklevel=2)
+        return capability
     return int(found[1]), int(found[2])
 
 

@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import sysconfig
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -311,12 +312,13 @@ def _policy() -> Found:
     if switch not in ("0", "1"):
         words = f"TRITON_GEMM_BACKGROUND must be 0 or 1, not {switch!r}: it counts as 1"
         yield "broken", words, "set TRITON_GEMM_BACKGROUND to one of these, or unset it"
-    try:
+    for variable in policies.VARIABLES:
+        if (wrong := policies.wrong(variable)) is not None:
+            yield "broken", wrong, f"set {variable} to one of these, or unset it"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which say the same
         found = policies.current()
-        switches = {"batch invariance": found.batch_invariant, "compiling in the background": background.enabled()}
-    except ValueError as error:
-        yield "broken", str(error), f"set {str(error).split()[0]} to one of these, or unset it"
-        return
+    switches = {"batch invariance": found.batch_invariant, "compiling in the background": background.enabled()}
     parts = [f"{found.name}, bits {found.bits}", *(f"{x} {'on' if on else 'off'}" for x, on in switches.items())]
     yield "good", ", ".join(parts)
 

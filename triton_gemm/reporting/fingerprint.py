@@ -34,9 +34,6 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = Fal
     Args:
         device: The GPU; None: the current one.
         parts: Whether to return the hash's parts by name instead.
-
-    Raises:
-        ValueError: The environment has an unknown policy.
     """
     arguments.flag("selection_fingerprint", "parts", parts)
     arguments.instance("selection_fingerprint", "device", device, DeviceInfo, or_none=True)

@@ -65,7 +65,7 @@ class Step:
         self.places = {name: place for place, name in enumerate(names)}
         self.call: Callable[[int, Sequence[Any]], None] | None = None
         self.kernel: Any = None  # Triton's compiled one
-        self.compiling = threading.Lock()  # threads that call a new plan at once wait for one of them
+        self.compiling = threading.RLock()  # threads that call a new plan at once wait for one of them
 
     def compile(self, operands: Mapping[str, torch.Tensor]) -> None:
         """Compiles for operands like these, on the current device, unless another thread has done so."""
@@ -236,7 +236,7 @@ def _free_steps() -> None:
     """In a forked child: a thread of the parent may be compiling one of the plans."""
     for found in PLANS.values():
         for step in getattr(found, "steps", ()):
-            step.compiling = threading.Lock()
+            step.compiling = threading.RLock()
         if getattr(found, "first_calls", None) is not None:
             found.first_calls = None  # type: ignore[union-attr]
 
