@@ -31,7 +31,7 @@ def shapes_of(problem: GemmProblem) -> dict[str, tuple[int, ...]]:
         "ends": (batch,),
         "gate_bias": (N,),
     }
-    shapes["gate"] = shapes["b"]
+    shapes |= {"gate": shapes["b"], "preactivation": shapes["c"], "ungated": shapes["c"]}
     return {name: shapes[name] for name in ("a", "b", "c", *problem.auxiliary)}
 
 
@@ -39,7 +39,7 @@ def dtypes_of(problem: GemmProblem) -> dict[str, torch.dtype]:
     """Of the same. A bias is taken to have C's."""
     dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype}
     dtypes |= {"a_scale": torch.float32, "b_scale": torch.float32, "ends": torch.int32}
-    dtypes |= {"gate": problem.dtype, "gate_bias": problem.out_dtype}
+    dtypes |= {"gate": problem.dtype, **dict.fromkeys(("gate_bias", "preactivation", "ungated"), problem.out_dtype)}
     return {name: dtypes[name] for name in ("a", "b", "c", *problem.auxiliary)}
 
 
@@ -88,6 +88,8 @@ def operands(problem: GemmProblem, count: int, device: torch.device, seed: int =
             return torch.tensor(ends, dtype=torch.int32, device=device)
         if name == "gate":
             return matrix("b", problem.b)
+        if name in ("preactivation", "ungated"):
+            return matrix("c", problem.c)
         if name in ("bias", "gate_bias"):
             return draw(shapes[name], dtypes[name], generator)
         return 0.5 + torch.rand(shapes[name], device=device, generator=generator)

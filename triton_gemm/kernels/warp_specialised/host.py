@@ -259,11 +259,9 @@ def early_bias(problem: GemmProblem, config: Config) -> bool:
     """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth; beside C's
     own values, and addresses of the preactivation, it has none, nor beside scales and the most sums."""
     values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
-    if problem.has_beta or promotes(problem) or not c_by_tma(problem) or part_columns(problem, config)[1]:
+    if problem.gate or problem.preactivation or problem.has_beta or promotes(problem) or not c_by_tma(problem):
         return False
-    if problem.gate or problem.preactivation:
-        return False
-    if problem.scales is not None and 4 * config.accumulators() >= 3 * _room(config):
+    if part_columns(problem, config)[1] or (problem.scales and 4 * config.accumulators() >= 3 * _room(config)):
         return False
     return config.accumulators() + values <= _room(config) * 5 // 4
 
@@ -316,8 +314,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
     of_c = ("c", problem.c, problem.out_dtype, copies, problem.M, problem.N, m // consumers)
     c = tensor_map(*of_c, part)
     # Of C stored by TMA the kernel reads none. So the same binary serves strides that are multiples of 16 and others.
-    unread = by_tma and not problem.preactivation
-    strides = [int(x == 1) for x in problem.c.strides] if unread else problem.c.strides
+    strides = [int(x == 1) for x in problem.c.strides] if by_tma and not problem.preactivation else problem.c.strides
     arguments = {
         "a_desc": a,
         "b_desc": b,

@@ -1,0 +1,182 @@
+"""What the compiler makes of kernels that store what an activation is applied to, and what is chosen for them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.test_gated import HOPPER, compiled, gated_problem, in_groups
+from tests.support.kernel_cases import ids
+from triton_gemm.config import TileConfig
+from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
+from triton_gemm.kernels.launch import Launch
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.kernels.warp_specialised.configs import GATED
+from triton_gemm.problem import GemmProblem, Layout, Request
+from triton_gemm.runtime import binaries, policies, stand_ins
+from triton_gemm.selection.select import Selection
+
+Capability = tuple[int, int]
+CAPABILITIES: tuple[Capability, ...] = ((8, 0), (9, 0), (10, 0))
+SIZE = (1024, 1280, 2048)
+
+
+def problem(
+    size: tuple[int, int, int] = SIZE, dtype: torch.dtype = torch.bfloat16, turned: bool = False, **words: Any
+) -> GemmProblem:
+    """Of operands along K, or fp32 ones across it; turned: C is column-major."""
+    M, N, K = size
+    along = dtype.itemsize == 2
+    a, b = Layout((0, K, 1) if along else (0, 1, M)), Layout((0, 1, K) if along else (0, N, 1))
+    c = Layout((0, 1, M) if turned else (0, N, 1))
+    words = {"activation": "gelu", "bias": "n", "preactivation": True, **words}
+    return GemmProblem(
+        1, M, N, K, dtype, words.pop("out_dtype", dtype), words.pop("precision", "half"), a, b, c, **words
+    )
+
+
+FORMS = {
+    "rows": problem(),
+    "columns": problem(turned=True, bias="m"),
+    "fp32": problem(out_dtype=torch.float32),
+    "pointers": problem((1024, 1279, 2048)),
+    "residual": problem(activation="silu", has_beta=True, residual=True),
+    "gate": replace(gated_problem(*SIZE, "gelu", "n"), preactivation=True),
+    "gate of groups": replace(in_groups(*SIZE), preactivation=True),
+}
+ROOMY = 128  # accumulators of one of two consumers, beside which a thread has registers for these addresses
+
+
+def tight(form: GemmProblem) -> list[TileConfig]:
+    """Of those with most accumulators that leave room; and what is smallest."""
+    configs = GATED if form.gate else warp_specialised.CONFIGS
+    legal = [config for config in configs if warp_specialised.illegal(form, HOPPER, config) is None]
+    sums = {config: (config.with_gate if form.gate else config).accumulators() for config in legal}
+    roomy = [config for config in legal if sums[config] <= ROOMY]
+    most = max(sums[config] for config in roomy)
+    return [*[config for config in roomy if sums[config] == most], roomy[-1]]
+
+
+@pytest.mark.few(shows=lambda name, config: {name})
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [pytest.param(name, config, id=f"{name}-{ids(config)}") for name, form in FORMS.items() for config in tight(form)],
+)
+def test_warp_specialised(name: str, config: TileConfig) -> None:
+    """Whole sums: C leaves as it does alone, and what is beside it two elements at once, where C's rows are whole."""
+    form = FORMS[name]
+    schedule = Schedule(HOPPER.num_sms)
+    kernels = [compiled(x, warp_specialised.launches(x, config, schedule)) for x in (form, form.to_choose_for())]
+    assert [kernel.spills for kernel in kernels] == [0, 0]
+    for kernel in kernels:
+        assert kernel.shared <= warp_specialised.shared_memory(form, config) <= SHARED_MEMORY[9, 0]
+    for instruction in ("HGMMA", "UTMALDG", "UTMASTG"):
+        assert kernels[0].instructions[instruction] == kernels[1].instructions[instruction], instruction
+    widths = [Counter(re.findall(r"STG\.E(\.U16|\.64|)", kernel.asm["sass"])) for kernel in kernels]
+    if name in ("rows", "fp32", "gate"):
+        assert not widths[1] and set(widths[0]) == {".64" if name == "fp32" else ""}
+
+
+def few_rows(capability: Capability) -> list[tuple[GemmProblem, Launch]]:
+    found = []
+    for rows, K in ((1, 2048), (2, 2047), (4, 2048)):
+        form, device = problem((rows, 1280, K)), device_of_capability(capability)
+        for split_k in (1, 4):
+            config = gemv.default(form.to_choose_for(), device)[0]
+            found.append((form, gemv.launches(form, config, split_k)[-1]))
+    form = problem((16, 1280, 2048))
+    return found + [(form, skinny.launches(form, config)[-1]) for config in skinny.CONFIGS]
+
+
+@pytest.mark.few(shows=lambda capability: {capability})
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_kernels_of_few_rows_spill_nothing(capability: Capability) -> None:
+    for form, launch in few_rows(capability):
+        assert compiled(form, (launch,), capability).spills == 0
+
+
+@pytest.mark.few(shows=lambda split_k, capability: {capability})
+@pytest.mark.parametrize("split_k", [1, 3])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_fma_spills_nothing(capability: Capability, split_k: int) -> None:
+    for config in fma.CONFIGS:
+        for words in ({}, {"activation": "silu", "has_beta": True}):
+            form = problem(dtype=torch.float32, precision="ieee", **words)
+            assert fma.illegal(form, device_of_capability(capability), config, split_k) is None
+            assert compiled(form, fma.launches(form, config, split_k), capability).spills == 0
+
+
+OF_PORTABLE = {**{name: FORMS[name] for name in ("rows", "residual", "gate", "gate of groups")}}
+OF_PORTABLE["odd"] = problem((1023, 1279, 2047), activation="gelu_tanh")
+
+
+def for_portable(name: str, capability: Capability) -> list[TileConfig]:
+    device, form = device_of_capability(capability), OF_PORTABLE[name]
+    configs = dict.fromkeys((*portable.configs("half", capability), *portable.host.GATED))
+    legal = [config for config in configs if portable.illegal(form, device, config) is None]
+    return sorted(legal, key=lambda config: -config.accumulators())[:4]
+
+
+@pytest.mark.few(shows=lambda name, capability: {name, capability})
+@pytest.mark.parametrize("name", OF_PORTABLE)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_portable_spills_nothing(capability: Capability, name: str) -> None:
+    """Where accumulators leave a thread the fewest registers."""
+    for config in for_portable(name, capability):
+        assert compiled(OF_PORTABLE[name], portable.launches(OF_PORTABLE[name], config), capability).spills == 0, config
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_operands_by_tma_spill_nothing(capability: Capability) -> None:
+    for config in portable.TMA_CONFIGS[capability[0]]:
+        form = problem(activation="relu", bias="n" if config.accumulators() <= 64 else None)
+        assert portable.illegal(form, device_of_capability(capability), config, Schedule(132)) is None
+        assert compiled(form, portable.launches(form, config, Schedule(132)), capability).spills == 0, config
+
+
+# --- What is chosen ---
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("invariant", [False, True])
+def test_the_choice_is_that_of_the_product_alone(name: str, invariant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the model, by tables and by the tuner, which see no other problem."""
+    alone, asked = FORMS[name].to_choose_for(), []
+    monkeypatch.setattr(policies.tables, "lookup", lambda problem, *_: asked.append(problem))
+    with policies.policy("cached"):
+        chosen = [policies.choose(x, HOPPER, invariant=invariant) for x in (FORMS[name], alone)]
+    assert chosen[0] == chosen[1] and asked == [alone, alone]
+
+
+def test_no_stand_in_leaves_it_out() -> None:
+    """Binaries of a product alone do not stand for those that store more."""
+    form, alone = FORMS["rows"], FORMS["rows"].to_choose_for()
+    available, selection = stand_ins.Available(), policies.choose(alone, HOPPER)
+    quick = next(stand_ins.of_its_class(alone, selection, HOPPER, stand_ins.quick(alone, selection, HOPPER)))
+    available.add(HOPPER, alone, quick)
+    assert available.nearest(alone, selection, HOPPER) is not None
+    assert available.nearest(form, selection, HOPPER) is None
+    available.add(HOPPER, form, quick)
+    found = available.nearest(form, selection, HOPPER)
+    assert isinstance(found, Selection) and found.algorithm == quick.algorithm
+
+
+def test_what_a_request_says() -> None:
+    a, b, c = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((8, 16), (16, 24), (8, 24)))
+    request = Request(activation="silu", bias="n", preactivation=True)
+    found = request.problem(a, b, c)
+    assert found.preactivation and found.auxiliary == ("bias", "preactivation")
+    gated = replace(found, gate=True, groups="m")
+    assert gated.auxiliary == ("bias", "gate", "gate_bias", "ends", "preactivation", "ungated")
+    assert not found.to_choose_for().preactivation and found.swap_ab().preactivation
+    odd = replace(found, c=replace(found.c, aligned=False))
+    addresses = {name: x.data_ptr() % 16 for name, x in binaries.operands_of(odd, ()).items()}
+    assert addresses["c"] == addresses["preactivation"] == addresses["ungated"] != addresses["b"]
+    with pytest.raises(AssertionError, match="without an activation"):
+        replace(found, activation=None)
