@@ -716,6 +716,7 @@ def test_forward_and_backward_passes_like_one_before_plan_nothing(monkeypatch: p
     expected = gradients()
     planned = len(made)
     assert planned == 4
+    gradients()  # the first call was kept as one of `linear`, this one is kept as one of the operator
     monkeypatch.setattr(plan, "multiply", None)
     assert all(map(torch.equal, gradients(), expected)) and len(made) == planned
 
