@@ -164,7 +164,7 @@ BUGS: dict[str, tuple[tuple[str, str], ...]] = {
     "warps-share-a-share": (("along(gl.num_warps(), 0, layout) * SHARE + along(SHARE, 3", "along(SHARE, 3"),),
     "the-last-warp-is-left-out": (("sums = gl.sum(acc, 0)", "sums = gl.sum(acc[:-1], 0)"),),
     "batch-ignored-in-b": (("b_ptr += batch * whole", "b_ptr += 0 * batch * whole"),),
-    "batch-ignored-in-c": (("c_ptr += batch * whole", "c_ptr += 0 * batch * whole"),),
+    "batch-ignored-in-c": (("start = batch * whole", "start = 0 * batch * whole"),),
     "tiles-of-one-column": (("n = tile % num_n * BLOCK_N", "n = tile % num_m * BLOCK_N"),),
     "asks-for-rows-below": (("gl.minimum(x + along(ROWS, 1, layout), extent - 1)", "x + along(ROWS, 1, layout)"),),
     "asks-beyond-k": (("gl.minimum(k, K - 1)", "k"),),

@@ -82,7 +82,9 @@ class Epilogue(NamedTuple):
 @triton.jit
 def in_c(offs_m, offs_n, out, UNIT: tl.constexpr, VECTOR: tl.constexpr):
     """Which of the rows, and which of the columns, are inside [M, N]."""
-    return offs_m < whole(out.M, VECTOR if UNIT == 0 else 1), offs_n < whole(out.N, VECTOR if UNIT == 1 else 1)
+    mask_m = offs_m < whole(out.M, VECTOR if UNIT == 0 else 1)
+    mask_n = offs_n < whole(out.N, VECTOR if UNIT == 1 else 1)
+    return mask_m, mask_n
 
 
 @triton.jit

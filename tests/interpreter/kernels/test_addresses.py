@@ -289,7 +289,7 @@ BUGS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "reduction-a-part-too-many": ("reduction", (("mask & (first + i < parts)", "mask & (first + i <= parts)"),)),
     "reduction-a-part-too-few": ("reduction", (("range(1, parts, AT_ONCE)", "range(2, parts, AT_ONCE)"),)),
     "reduction-all-sides-padded": ("reduction", (("if SUMS_UNIT == 0 else M", ""),)),
-    "reduction-batches-ignored": ("reduction", (("c_ptr + batch * stride_cb, M", "c_ptr, M"),)),
+    "reduction-batches-ignored": ("reduction", (("c_ptr + start, M", "c_ptr, M"),)),
 }
 OF_RUNGS: dict[str, Mutant] = {
     name: MUTANTS[name]
