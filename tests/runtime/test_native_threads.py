@@ -112,6 +112,26 @@ with triton_gemm.use(only=torch.bfloat16):
     assert holding_the_gil([scripted.start_filling(A, B, C, 300) for _ in range(2)])
     assert routing._by_cpp.launched(True)["mm.out"] == 601
 """,
+    "tables that end are used again": """
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+with triton_gemm.use(only=torch.bfloat16):
+    know()
+    [known] = routing._rules[-1].fast.calls.values()
+    entry = native.entry_of(known.plan, *known.like)
+call = "mm", A, B, (), products.SUM, None, True
+def kept_and_dropped():
+    table = native.table(native.module(), plan.MAX_PLANS)
+    assert table.take(*call) is None, "it has another's calls"
+    table.keep(call, entry)
+    assert table.take(*call) is not None
+for _ in range(100):
+    kept_and_dropped()
+before = resident()
+for _ in range(3000):
+    kept_and_dropped()
+assert resident() - before < 20e6
+""",
     "what handlers raise is heard": """
 class Stop(Exception): pass
 def handle(*_):

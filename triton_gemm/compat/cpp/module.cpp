@@ -3,6 +3,7 @@
 // describes entries. What a table has no entry for is Python's, so Python alone decides what a call may run
 // on.
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include "derivatives.h"
 #include "parse.h"
@@ -11,11 +12,19 @@
 namespace triton_gemm {
 namespace {
 
+using Kind =
+    std::pair<pid_t, Py_ssize_t>;  // a process, as a child finds nothing in its parent's, and a capacity
+
 struct PyTable {
   PyObject_HEAD;
-  Table* table;  // never freed, as threads without the GIL may be reading it
+  Table* table;
+  Kind kind;
 };
 PyTypeObject* table_type;
+// Tables that ended: threads without the GIL may be reading them, so they are used again and not freed. A
+// thread that finds another rule's call in one was called before that rule began, and may launch by it as
+// well.
+auto& unused = *new std::multimap<Kind, Table*>;
 
 // Reads what Python says: op, a, b, auxiliary, request, out, dispatched. False where no entry is for such a
 // call.
@@ -97,13 +106,19 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
   Py_ssize_t capacity;
   if (!PyArg_ParseTuple(arguments, "n", &capacity)) return nullptr;
   auto* self = reinterpret_cast<PyTable*>(type->tp_alloc(type, 0));
-  if (self != nullptr) self->table = new Table(capacity);
+  if (self == nullptr) return nullptr;
+  self->kind = {getpid(), capacity};
+  auto found = unused.extract(self->kind);
+  self->table = found.empty() ? new Table(capacity) : found.mapped();
   return reinterpret_cast<PyObject*>(self);
 }
 
 void end(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  reinterpret_cast<PyTable*>(self)->table->clear();
+  auto [table, kind] =
+      std::pair(reinterpret_cast<PyTable*>(self)->table, reinterpret_cast<PyTable*>(self)->kind);
+  table->clear();
+  unused.emplace(kind, table);
   type->tp_free(self);
   Py_DECREF(type);
 }
