@@ -96,7 +96,7 @@ def _scaled_mm_stays(
     try:
         kind, _ = scaled.check(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     except (NotImplementedError, RuntimeError, ValueError) as error:
-        return _said(error)
+        return _reason(error)
     if (kind, use_fast_accum) not in SCALES.get(device.capability, ()):
         return f"no record shows scales of {kind}{' with fast sums' * use_fast_accum} as fast as torch's here"
     return _out_stays(out, (a.shape[0], b.shape[1]), out_dtype, a, b, *scaled.auxiliary_of(scale_a, scale_b, bias))
@@ -133,7 +133,7 @@ def _grouped_mm_stays(
     try:
         rules.grouped(a, b, offs)
     except (RuntimeError, TypeError) as error:
-        return _said(error)
+        return _reason(error)
     speed = K_IN_GROUPS.get(device.capability)
     along_k = a.dim() == b.dim() == 2 and a.dtype is torch.bfloat16
     if along_k and speed is not None and device != INTERPRETER and not policies.current().batch_invariant:
@@ -159,7 +159,7 @@ def _out_stays(
     return None
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Without the name of the function."""
     return f"{error}".rpartition("(): ")[2]
 
