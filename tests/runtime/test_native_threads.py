@@ -57,6 +57,21 @@ def fill(a, b, c, count: int):
     return count
 def start_filling(a, b, c, count: int):
     return torch.jit.fork(fill, a, b, c, count)
+def add(x, count: int):
+    vector, y = x[0], x
+    for _ in range(count):
+        vector = torch.addmv(vector, x, vector)
+        y = torch.mm(y, x).addmm_(x, x)
+    return y + vector
+def start_adding(x, count: int):
+    return torch.jit.fork(add, x, count)
+def multiply_integers(x, count: int):
+    x = x.to(torch.int8)
+    for _ in range(count):
+        x = torch._int_mm(x, x).to(torch.int8)
+    return x
+def start_integers(x, count: int):
+    return torch.jit.fork(multiply_integers, x, count)
 ''')
 
 def start(count, threads=2):
@@ -95,9 +110,8 @@ assert launched() > 0
     "no call needs the GIL where nothing is routed": """
 with triton_gemm.use(only=torch.bfloat16):
     know()
-switch = sys.getswitchinterval()
 sys.setswitchinterval(1000)
-assert holding_the_gil(start(300))
+assert holding_the_gil([*start(300), scripted.start_adding(X, 300), scripted.start_integers(X, 300)])
 assert launched() == 0
 """,
     # Whose operands were multiplied before; Python encodes the tensor map of a new address.
@@ -111,6 +125,116 @@ with triton_gemm.use(only=torch.bfloat16):
     sys.setswitchinterval(1000)
     assert holding_the_gil([scripted.start_filling(A, B, C, 300) for _ in range(2)])
     assert routing._by_cpp.launched(True)["mm.out"] == 601
+""",
+    # Once Python has decided a call like them, and left it to torch.
+    "nor does what a rule leaves to torch": """
+with triton_gemm.use(only=torch.bfloat16):
+    torch.mm(X, X)
+    triton_gemm.report_routing(reset=True)
+    sys.setswitchinterval(1000)
+    assert holding_the_gil([scripted.start(X, X, 300), scripted.start_adding(X, 300)])
+    assert triton_gemm.report_routing(reset=True) == {
+        ("addmm_", "torch: it is not routed"): 300,
+        ("addmv", "torch: it is not routed"): 300,
+        ("mm", "torch: torch.float32 is excluded"): 600,
+    }
+    assert triton_gemm.report_routing() == {}
+""",
+    # Under rules that C++ keeps, and where Python decides each call.
+    "threads of Python run while torch's own kernel computes": """
+large = torch.ones(1500, 1500, dtype=torch.float64)
+ticks, until = [], []
+def tick():
+    while not until:
+        ticks.append(time.monotonic())
+        time.sleep(1e-3)
+thread = threading.Thread(target=tick, daemon=True)
+thread.start()
+for rule in ({"exclude": torch.float64}, {"predicate": lambda *_: False}):
+    with triton_gemm.use(**rule):
+        for call in (lambda: torch.mm(large, large), lambda: torch.addmm(large, large, large, beta=2)):
+            begin = time.monotonic()
+            call()
+            end = time.monotonic()
+            times = [begin, *(x for x in ticks if begin < x < end), end]
+            gap = max(y - x for x, y in zip(times, times[1:]))
+            assert gap < 0.8 * (end - begin), (rule, gap, end - begin)
+until.append(True)
+thread.join()
+""",
+    # As a signal's handler may, wherever Python looks for signals. What C++ does then is what the rules say.
+    "handlers that raise leave C++ with the rules": """
+class Stop(Exception): pass
+files = routing.__file__, sys.modules[type(routing._by_cpp).__module__].__file__
+def block():
+    with triton_gemm.use(only="bmm"):
+        with triton_gemm.use(only=torch.bfloat16):
+            pass
+def switch():
+    triton_gemm.enable(only=torch.bfloat16)
+    triton_gemm.disable()
+def within():
+    with triton_gemm.use(only=torch.bfloat16):
+        triton_gemm.enable(only="bmm")
+        triton_gemm.disable()
+def stop_at(number):
+    def trace(frame, event, argument):
+        nonlocal number
+        if frame.f_code.co_filename not in files:
+            return None
+        number -= event in ("call", "line", "return")
+        if number == 0:
+            raise Stop
+        return trace
+    return trace
+with triton_gemm.use(only=torch.bfloat16):
+    know()
+for function in (block, switch, within):
+    function()
+    at, stopped = 0, True
+    while stopped:
+        at, stopped = at + 1, False
+        sys.settrace(stop_at(at))
+        try:
+            function()
+        except Stop:
+            stopped = True
+        sys.settrace(None)
+        launched()
+        routed = bool(routing._rules) and "bmm" not in routing._rules[-1].only
+        torch.mm(A, B)
+        assert launched() == routed, (function, at, routing._rules)
+        while routing._rules:
+            triton_gemm.disable()
+        torch.mm(A, B)
+        assert launched() == 0, (function, at)
+    assert at > 30, at
+""",
+    "libraries beneath and above enter and leave": """
+def library(add):
+    found, before = torch.library.Library("aten", "IMPL"), torch.library.get_kernel("aten::mm", "CPU")
+    kernel = lambda keys, *x: before.call_boxed(keys, *x) + add
+    found.impl("mm", kernel, "CPU", with_keyset=True, allow_override=True)
+    return found
+with triton_gemm.use(only=torch.bfloat16):
+    know()
+routing._unregister()
+for first in ("beneath", "above"):
+    for rule in ({}, {"exclude": "mm"}):
+        beneath = library(1)
+        with triton_gemm.use(**({"only": "bmm"} if rule else {"only": torch.bfloat16})):
+            above = library(10)
+            assert torch.mm(X, X).equal(X + 11)
+            (beneath if first == "beneath" else above)._destroy()
+            assert torch.mm(X, X).equal(X + (10 if first == "beneath" else 1))
+            assert torch.mm(X, X).equal(X + (10 if first == "beneath" else 1))
+            (above if first == "beneath" else beneath)._destroy()
+            assert torch.mm(X, X).equal(X)
+            launched()
+            torch.mm(A, B)
+            assert launched() == (not rule)
+        assert torch.mm(X, X).equal(X)
+        routing._unregister()
 """,
     "tables that end are used again": """
 def resident():

@@ -1,4 +1,4 @@
-"""Products of torch's dispatcher that the extension launches: kernels that run no Python for calls in a table.
+"""Products of torch's dispatcher that the extension launches, or leaves to torch: no Python runs for calls in a table.
 
 They are registered once in a process, and never withdrawn or freed: torch frees what is withdrawn, and any thread may
 be running it, also one that Python did not start.
@@ -30,60 +30,80 @@ class Places(NamedTuple):
 class NativeProducts:
     """Kernels of the extension for some operators, which look their calls up in one table.
 
-    A call that is not in the table goes to Python's kernel, and all calls go to the kernel that was there before unless
-    these are `route`d.
+    Python decides a call that is not in the table. All calls go to the kernel that was there before unless these are
+    `route`d.
 
     Args:
-        products: The operators, as "aten::mm.out": what their calls say to `FastPath.take`, and their arguments.
-        python: For an operator the one whose kernel is Python's, for the same dispatch key and arguments.
-        anew: Called when the kernel that was there before is gone, as another library has taken its own back.
+        products: The operators, as "aten::mm.out": what the table has their calls by (`FastPath.take`), and where their
+            operands are. None: the table has none of them.
     """
 
-    def __init__(
-        self,
-        products: Mapping[str, tuple[str, Places]],
-        python: Callable[[str], str] = lambda operator: operator,
-        anew: Callable[[], object] | None = None,
-    ) -> None:
-        self._products, self._python, self._anew = products, python, anew
-        self._extension: Any = None  # once they are registered
+    def __init__(self, products: Mapping[str, tuple[str, Places | None]]) -> None:
+        self._products = products
         self._group = -1
+        self.extension: Any = None  # once they are registered
 
     @property
     def registered(self) -> bool:
-        return self._extension is not None
+        return self.extension is not None
 
-    def register(self, keys: Sequence[str], extension: Any) -> None:
+    def register(
+        self, keys: Sequence[str], extension: Any, python: Mapping[str, Callable[..., Any] | None] | None = None
+    ) -> None:
         """Registers the kernels for these dispatch keys, if there is an extension. No kernel of ours may be there that
-        another thread is calling: torch replaces a kernel in several steps."""
+        another thread is calling: torch replaces a kernel in several steps.
+
+        Args:
+            python: For an operator what gives the result of a call that is not in the table, or None where it is
+                torch's; None: all these are torch's, and if the table has none, C++ counts them by the first of
+                `products`. Operators that are missing are not registered. By default all, with None.
+        """
         if extension is None:
             return
         if self._group < 0:
-            self._group = extension.group(self._anew)
+            self._group = extension.group()
+        python = dict.fromkeys(self._products) if python is None else python
+        self.extension = extension
         try:
-            for (operator, (op, places)), key in product(self._products.items(), keys):
-                extension.register(self._group, operator, key, self._python(operator), op, SUM, places)
+            for operator, key in product(python, keys):
+                op, places = self._products[operator]
+                extension.register(self._group, operator, key, python[operator], op, SUM, places)
         except BaseException as error:
-            extension.unregister(self._group)
+            self.unregister()
             if not isinstance(error, (RuntimeError, ValueError)):  # of a signal's handler
                 raise
             log.debug("products go on through Python: %s", error)
-        else:
-            self._extension = extension
 
     def unregister(self) -> None:
         """Takes the kernels back from torch's dispatcher. They stay in memory, as threads may be running them."""
-        if self._extension is not None:
-            self._extension.unregister(self._group)
-            self._extension = None
+        if self.extension is not None:
+            self.extension.unregister(self._group)
+            self.extension = None
 
     def route(self, active: bool, table: Any) -> None:
         """Whether calls are these kernels', and the table (`FastPath.table`) that they are looked up in; None: in none,
-        so that all go to Python."""
-        if self._extension is not None:
-            self._extension.route(self._group, active, table)
+        so that Python decides all."""
+        if self.extension is not None:
+            self.extension.route(self._group, active, table)
+
+    def change(self, rules: list[Any], function: Callable[..., Any], *arguments: Any) -> Any:
+        """What function(*arguments) returns, which changes the list of rules. From then on calls are routed as its last
+        rule has it: by `rule.fast.table`, or by Python where `rule.predicate` is one. No signal's handler and no other
+        thread runs in between, so that this list and C++ never differ."""
+        if self.extension is None:
+            return function(*arguments)
+        return self.extension.change(self._group, rules, function, arguments)
+
+    def leave(self, table: Any, call: tuple[Any, ...], name: str) -> None:
+        """Has calls like this one (the arguments of `FastPath.table.take`) be torch's under that table, and counted by
+        this name."""
+        self.extension.leave(self._group, table, call, name)
 
     def launched(self, reset: bool) -> dict[str, int]:
-        """How many calls of each product C++ has launched since the last reset, by what they say."""
-        found: dict[str, int] = {}
-        return found if self._extension is None else self._extension.launched(self._group, reset)
+        """How many calls of each product C++ has launched since the last reset, by what the table has them by."""
+        return {} if self.extension is None else self.extension.counted(self._group, False, reset)
+
+    def left(self, reset: bool) -> dict[str, int]:
+        """How many calls C++ has left to torch since the last reset, by the names of `leave` and those that it counts
+        alone."""
+        return {} if self.extension is None else self.extension.counted(self._group, True, reset)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 
-from ..compat import before_withdrawal, free_in_children, library_of, withdraw
+from ..compat import before_withdrawal, free_in_children, hide_from_dynamo, library_of, withdraw
 from ..runtime import native
 from .native_products import NativeProducts, Places
 
-Kernel = Callable[..., Any]
+Kernel = Callable[..., torch.Tensor | None]  # a result, or None for what is torch's
 _lock = free_in_children(threading.RLock())
 GONE = "has been invalidated"  # torch's words where the kernel that is called was taken back
 
@@ -28,32 +28,30 @@ class Overrides:
 
     Args:
         key: The dispatch key.
-        kernels: Makes the kernels in Python, when they are registered first: those that C++ is put before, where there
-            is an extension, and others. Each is given the set of dispatch keys first.
-        places: Of the former: where their operands are.
-        changed: Called after they were registered anew.
+        kernels: Python's, by overload.
+        places: Of those that C++ may launch: where their operands are.
+        counted: Of those that are always torch's: what C++ counts them as (`NativeProducts.left`).
+        changed: Called after they were registered.
     """
 
     def __init__(
         self,
         key: str,
-        kernels: Callable[[], tuple[Mapping[str, Kernel], Mapping[str, Kernel]]],
+        kernels: Mapping[str, Kernel],
         places: Mapping[str, Places],
+        counted: Mapping[str, str],
         changed: Callable[[], object],
     ) -> None:
-        self._key, self._make, self._changed = key, kernels, changed
+        self._key, self._kernels, self._counted, self._changed = key, kernels, counted, changed
         self._registering = False
-        self._kernels: tuple[Mapping[str, Kernel], Mapping[str, Kernel]] | None = None
         self._torchs: dict[str, Any] = {}  # the kernels that were there before
         self._alive: list[Any] = []
-        self._has_operators = False
         self.libraries: list[torch.library.Library] = []  # what is registered now
         self.by_cpp = NativeProducts(
-            {f"aten::{overload}": (overload, place) for overload, place in places.items()},
-            lambda operator: operator.replace("aten::", "triton_gemm::_routed_"),
-            self._register_anew,
+            {f"aten::{overload}": (counted.get(overload, overload), places.get(overload)) for overload in kernels}
         )
-        self._private = library_of("_routed")  # takes back what an earlier one has, where a module is loaded again
+        self._required = list(places)  # the others are missing in some versions of torch, or for some devices
+        library_of("_routed")  # takes back what an earlier one has, where a module is loaded again
         before_withdrawal("_routed", self.unregister)
 
     def register(self) -> bool:
@@ -82,7 +80,7 @@ class Overrides:
             self.by_cpp.route(False, None)
             self.by_cpp.unregister()
 
-    def by_torch(self, overload: str, keys: torch.DispatchKeySet, *arguments: Any, **named: Any) -> Any:
+    def _by_torch(self, overload: str, keys: torch.DispatchKeySet, *arguments: Any, **named: Any) -> Any:
         """What the kernel gives that was there before."""
         kernel = self._torchs[overload]
         try:
@@ -97,41 +95,35 @@ class Overrides:
 
     def _register_anew(self) -> None:
         """Registers all once more, over what is there now: another library has taken back a kernel that was there
-        before."""
+        before. C++ need not do so."""
         with _lock:
             self.unregister()
             self._register()
-        self._changed()
 
     def _register(self) -> None:
-        if self._kernels is None:
-            self._kernels = self._make()
-        products, others = self._kernels
-        torchs = {overload: torch.library.get_kernel(f"aten::{overload}", self._key) for overload in products}
-        for overload in others:
-            with suppress(RuntimeError):  # this torch has none for the device
+        torchs = {}
+        for overload in self._kernels:
+            with nullcontext() if overload in self._required else suppress(RuntimeError):
                 torchs[overload] = torch.library.get_kernel(f"aten::{overload}", self._key)
         self._torchs.update(torchs)
-        extension = native.built()
-        if extension is not None:
-            self._make_operators(products)
-            self.by_cpp.register((self._key,), extension)
+        python = {f"aten::{x}": None if x in self._counted else self._kernels[x] for x in torchs}
+        self.by_cpp.register((self._key,), native.built(), python)
         library = torch.library.Library("aten", "IMPL")
-        for overload, kernel in {**({} if self.by_cpp.registered else products), **others}.items():
-            if overload in torchs:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # torch warns of every override
-                    library.impl(overload, kernel, self._key, with_keyset=True)
-                self._alive.append(torch.library.get_kernel(f"aten::{overload}", self._key))
+        for overload in () if self.by_cpp.registered else torchs:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of every override
+                library.impl(overload, self._of_dispatcher(overload), self._key, with_keyset=True)
+            self._alive.append(torch.library.get_kernel(f"aten::{overload}", self._key))
         self.libraries.append(library)
+        self._changed()
 
-    def _make_operators(self, kernels: Mapping[str, Kernel]) -> None:
-        """Makes Python's kernels those of operators of their own, which C++ calls."""
-        if self._has_operators:
-            return
-        for overload, kernel in kernels.items():
-            name, _, rest = overload.partition(".")
-            schema = getattr(getattr(torch.ops.aten, name), rest or "default")._schema
-            self._private.define(str(schema).replace("aten::", "_routed_", 1))
-            self._private.impl(f"_routed_{overload}", kernel, self._key, with_keyset=True)
-        self._has_operators = True
+    def _of_dispatcher(self, overload: str) -> Callable[..., Any]:
+        """Python's kernel as torch's dispatcher calls it, where C++ does not."""
+        decide = self._kernels[overload]
+
+        @hide_from_dynamo
+        def kernel(keys: torch.DispatchKeySet, *arguments: Any, **named: Any) -> Any:
+            result = decide(*arguments, **named)
+            return self._by_torch(overload, keys, *arguments, **named) if result is None else result
+
+        return kernel

@@ -32,7 +32,7 @@ from ..hardware.device_model import origin
 from ..problem import SUM, Request
 from ..runtime import background, plan, policies
 from . import matrices
-from .fast_path import FastPath, same_storage
+from .fast_path import EXPECTED, FastPath, Key, log, same_storage
 from .matrices import Operands
 from .native_products import Places
 from .other_products import COUNTED, PRODUCTS, Product
@@ -44,6 +44,8 @@ ROUTED = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 KEY = "CPU" if INTERPRETED else "CUDA"
 OURS = "triton_gemm"
 BY_TABLE = "faster by table"  # why torch computes what a table says it is faster at
+OVERLAP, NEGATIVE = OF_OUT = "out may overlap an operand", "out is a negative view"  # no other call need be so
+NOT_COMPILED, NOT_ROUTED = "its kernel is not compiled yet", "torch: it is not routed"
 
 Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
 # Our speed over torch's where committed records show less than 0.9 (fp64.json, attention-ieee.csv), by compute
@@ -80,24 +82,8 @@ class Rule:
         return None if wanted else "the predicate says no"
 
 
-_rules: list[Rule] = []  # changed in one step each: a signal or the garbage collector may enter and leave any time
+_rules: list[Rule] = []  # changed by `_by_cpp.change` alone: a signal or the collector may enter and leave any time
 _counts: Counter[tuple[str, str]] = Counter()
-
-
-def _overloads() -> list[str]:
-    return [name + overload for name in ROUTED for overload in ("", ".out")]
-
-
-def _places(overload: str) -> Places:
-    found = Places(1, 2, 0, 4, 3, 5) if "add" in overload else Places(0, 1, out=2)
-    return found if overload.endswith(".out") else found._replace(out=-1)
-
-
-_overrides = Overrides(
-    KEY, lambda: _kernels(), {overload: _places(overload) for overload in _overloads()}, lambda: _follow()
-)
-_by_torch, _unregister = _overrides.by_torch, _overrides.unregister
-_by_cpp = _overrides.by_cpp
 _faster: dict[tuple[object, ...], str] = {}  # why torch is, under any rule, by the key of calls; "" where it is not
 
 
@@ -159,8 +145,7 @@ def _begin(rule: Rule) -> None:
     """Makes a rule the innermost one."""
     if _overrides.register() and not INTERPRETED:
         hash_triton_in_background()
-    _rules.append(rule)
-    _follow()
+    _by_cpp.change(_rules, _rules.append, rule)
 
 
 @lru_cache(8)  # a training loop may enter an equal rule at every step
@@ -172,18 +157,13 @@ def _made_under(key: object) -> FastPath:
 @hide_from_dynamo
 def _follow() -> None:
     """Has C++ route by the rule that is innermost now."""
-    while True:
-        rules = _rules[-1:]
-        _by_cpp.route(bool(rules), rules[0].fast.table if rules and rules[0].predicate is None else None)
-        if rules == _rules[-1:]:  # else another has begun or ended meanwhile
-            return
+    _by_cpp.change(_rules, _rules.copy)
 
 
 def _end(rule: Rule) -> None:
     """Ends that rule, and no other, unless `disable` has done so."""
     with suppress(ValueError):
-        _rules.remove(rule)
-    _follow()
+        _by_cpp.change(_rules, _rules.remove, rule)
 
 
 def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
@@ -207,11 +187,9 @@ def disable() -> None:
         RuntimeError: Nothing is routed.
     """
     try:
-        _rules.pop()
+        _by_cpp.change(_rules, _rules.pop)
     except IndexError:
         raise RuntimeError("disable(): nothing is routed") from None
-    finally:
-        _follow()
 
 
 @contextmanager
@@ -269,49 +247,41 @@ def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
     arguments.flag("report_routing", "reset", reset)
     found = Counter(_counts)
     for overload, count in _by_cpp.launched(reset).items():
-        if count:
-            found[overload.partition(".")[0], OURS] += count
+        found[overload.partition(".")[0], OURS] += count
+    for left, count in _by_cpp.left(reset).items():
+        name, _, why = left.partition(" ")
+        found[name, why] += count
     if reset:
         _counts.clear()
-    return dict(sorted(found.items()))
+    return dict(sorted((+found).items()))
 
 
-def _kernels() -> tuple[dict[str, Kernel], dict[str, Kernel]]:
-    """By overload of aten: kernels of products that C++ may launch, and the others."""
-    others = {overload: _routed_other(name, overload, x) for name, x in PRODUCTS.items() for overload in x.overloads}
-    others |= {overload: _counted(overload) for overload in COUNTED}
-    return {overload: _routed(overload) for overload in _overloads()}, others
-
-
-def _routed(overload: str) -> Callable[..., torch.Tensor]:
-    """The kernel in the place of aten's `overload`."""
+def _routed(overload: str) -> Kernel:
+    """What computes aten's `overload` under a rule, or returns None for what is torch's."""
     name = overload.partition(".")[0]
     first = ROUTED[name]
 
     @hide_from_dynamo
-    def kernel(
-        keys: torch.DispatchKeySet, *arguments: torch.Tensor, out: torch.Tensor | None = None, **scalars: Any
-    ) -> torch.Tensor:
-        rules = _rules[-1:]  # another thread may take it back
-        more = scalars if out is None else {**scalars, "out": out}
+    def kernel(*arguments: torch.Tensor, out: torch.Tensor | None = None, **scalars: Any) -> torch.Tensor | None:
+        rules, key = _rules[-1:], None  # another thread may take it back
         if not rules:
-            return _by_torch(overload, keys, *arguments, **more)
+            return None
         a, b = arguments[first : first + 2]
         input = arguments[0] if first else None
         request = Request(scalars.get("alpha", 1), scalars.get("beta", 1)) if scalars else SUM
-        fast, key = rules[0].fast, None
+        call = overload, a, b, () if input is None else (input,), request, out, True
+        fast = rules[0].fast
         if rules[0].predicate is None and type(request.alpha) in (int, float):
-            auxiliary = () if input is None else (input,)
             table = fast.table  # asked here, too, because the Python of `take` costs as much as it does
-            c = None if table is None else table.take(overload, a, b, auxiliary, request, out, True)
+            c = None if table is None else table.take(*call)
             if c is None:
-                key, c = fast.take(overload, a, b, auxiliary, request, out, dispatched=True)
+                key, c = fast.take(*call)
             if c is not None:
                 _counts[name, OURS] += 1
                 return c
         why = fast.by_torch.get(key) or _stays(rules[0], name, a, b, input, out, scalars)
         if why is None and _asks(rules[0], a):
-            why = _faster_by_torch(fast, overload, a, b, input, out, request)
+            why = _faster_by_torch(overload, a, b, input, out, request)
         if why is None:
             _warn_of_a_guess(a.device)
             request = Request(float(request.alpha), float(request.beta))
@@ -326,27 +296,44 @@ def _routed(overload: str) -> Callable[..., torch.Tensor]:
                 fast.keep(key, found)
                 return c
             except background.WouldWaitError:
-                why = "its kernel is not compiled yet"
+                why = NOT_COMPILED
+        elif key is not None and why not in OF_OUT:
+            _leave(fast, key, call, f"{name} torch: {why}")
+            plan.keep(fast.by_torch, key, why, plan.MAX_PLANS)
         _counts[name, f"torch: {why}"] += 1
-        return _by_torch(overload, keys, *arguments, **more)
+        return None
 
     return kernel
 
 
-def _routed_other(name: str, overload: str, product: Product) -> Callable[..., torch.Tensor]:
+def _leave(fast: FastPath, key: Key, call: tuple[Any, ...], name: str) -> None:
+    """Has C++ leave calls of that key to torch, and count them by that name, without asking Python again."""
+    if not _by_cpp.registered:
+        return
+    try:
+        table = fast._table(_by_cpp.extension)
+        _by_cpp.leave(table, call, name)
+    except EXPECTED as error:  # the call itself is torch's all the same
+        log.debug("calls like %s are left to torch by Python: %s", key, error)
+        return
+    overload, a, b, auxiliary, request, out, _ = call
+    if key != (overload, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts
+        table.forget()
+
+
+def _routed_other(name: str, overload: str, product: Product) -> Kernel:
     """As `_routed`, of a product with a schema of its own."""
 
     @hide_from_dynamo
-    def kernel(keys: torch.DispatchKeySet, *arguments: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+    def kernel(*arguments: Any, out: torch.Tensor | None = None) -> torch.Tensor | None:
         rules, key = _rules[-1:], None
-        more = {} if out is None else {"out": out}
         if not rules:
-            return _by_torch(overload, keys, *arguments, **more)
+            return None
         fast = rules[0].fast
         a, b, *others = arguments
         if rules[0].predicate is None:
-            said = overload, *(x for x in others if not isinstance(x, torch.Tensor))
-            key, c = fast.take(said, a, b, product.auxiliary(*arguments), SUM, out, dispatched=True)
+            operation = overload, *(x for x in others if not isinstance(x, torch.Tensor))
+            key, c = fast.take(operation, a, b, product.auxiliary(*arguments), SUM, out, dispatched=True)
             if c is not None:
                 _counts[name, OURS] += 1
                 return c
@@ -362,21 +349,20 @@ def _routed_other(name: str, overload: str, product: Product) -> Callable[..., t
                 fast.keep(key, found)
                 return c
             except background.WouldWaitError:
-                why = "its kernel is not compiled yet"
+                why = NOT_COMPILED
         _counts[name, f"torch: {why}"] += 1
-        return _by_torch(overload, keys, *arguments, **more)
+        return None
 
     return kernel
 
 
-def _counted(overload: str) -> Callable[..., Any]:
-    """A kernel that counts calls of an overload and forwards them to torch."""
+def _counted(overload: str) -> Kernel:
+    """What counts calls of an overload, which are torch's."""
 
     @hide_from_dynamo
-    def kernel(keys: torch.DispatchKeySet, *arguments: Any, **more: Any) -> Any:
+    def kernel(*_: Any, **__: Any) -> None:
         if _rules:
-            _counts[overload, "torch: it is not routed"] += 1
-        return _by_torch(overload, keys, *arguments, **more)
+            _counts[overload, NOT_ROUTED] += 1
 
     return kernel
 
@@ -427,10 +413,12 @@ def _stays(
     if any(isinstance(value, complex) for value in scalars.values()):
         return "a factor is complex"
     if out is not None:
-        if out.shape != shape or out.is_neg():
-            return "out has another shape, or is a negative view"
+        if out.is_neg():
+            return NEGATIVE
+        if out.shape != shape:
+            return "out has another shape"
         if _overlaps(out, a, b, input):
-            return "out may overlap an operand"
+            return OVERLAP
         if overlaps_itself(out):
             return "out overlaps itself"
     return None
@@ -442,7 +430,6 @@ def _asks(rule: Rule, a: torch.Tensor) -> bool:
 
 
 def _faster_by_torch(
-    fast: FastPath,
     overload: str,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -461,8 +448,6 @@ def _faster_by_torch(
             if problem is not None and policies.torch_is_faster(problem, plan.info_of(a.device)):
                 why = BY_TABLE
         plan.keep(_faster, key, why, plan.MAX_PLANS)
-    if why:
-        plan.keep(fast.by_torch, key, why, plan.MAX_PLANS)
     return why or None
 
 
@@ -499,3 +484,17 @@ def _warn_of_a_guess(device: torch.device) -> None:
 
 def _overlaps(out: torch.Tensor, *operands: torch.Tensor | None) -> bool:
     return any(x is not None and same_storage(x, out) for x in operands)
+
+
+_places = {f"{name}.out": Places(1, 2, 0, 4, 3, 5) if first else Places(0, 1, out=2) for name, first in ROUTED.items()}
+_places |= {overload.removesuffix(".out"): place._replace(out=-1) for overload, place in _places.items()}
+_overrides = Overrides(
+    KEY,
+    {overload: _routed(overload) for overload in _places}
+    | {overload: _routed_other(name, overload, x) for name, x in PRODUCTS.items() for overload in x.overloads}
+    | {overload: _counted(overload) for overload in COUNTED},
+    _places,
+    {overload: f"{overload} {NOT_ROUTED}" for overload in COUNTED},
+    _follow,
+)
+_unregister, _by_cpp = _overrides.unregister, _overrides.by_cpp

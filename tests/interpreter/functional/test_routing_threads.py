@@ -68,7 +68,7 @@ def collecting(function):
         gc.collect(0)
         return function(*arguments)
     return called
-for owner, name in ((routing._by_cpp, "route"), (torch.library, "get_kernel"), (routing, "_follow")):
+for owner, name in ((routing._by_cpp, "change"), (torch.library, "get_kernel")):
     before = getattr(owner, name)
     for _ in range(20):
         abandon()

@@ -72,7 +72,8 @@ PyObject* take(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     Call call;
     const auto found = entry_of(*reinterpret_cast<PyTable*>(self)->table, call,
                                 [&] { return read(call, arguments, false); });
-    if (found == nullptr || (call.needs_grad && !has_derivative(*found, call))) Py_RETURN_NONE;
+    if (found == nullptr || found->steps.empty() || (call.needs_grad && !has_derivative(*found, call)))
+      Py_RETURN_NONE;
     at::Tensor result;
     {
       const WithoutGil others_may_run;
@@ -91,6 +92,7 @@ PyObject* keep(PyObject* self, PyObject* given) {
     Call call;
     if (!read(call, &PyTuple_GET_ITEM(arguments, 0), true)) return Py_NewRef(Py_False);
     auto entry = parse_entry(description, call.count + !call.given);
+    if (entry->steps.empty()) throw std::invalid_argument("an entry has no launch");
     stream_of(call.device());  // or it says here that this torch has no such call
     reinterpret_cast<PyTable*>(self)->table->keep(call.key, std::move(entry));
     return Py_NewRef(Py_True);
@@ -165,25 +167,27 @@ PyObject* follow(PyObject*, PyObject* given) {
   Py_RETURN_NONE;
 }
 
-// group(registers_anew): makes a group, and returns its number.
-PyObject* group(PyObject*, PyObject* registers_anew) {
+// group(): makes a group, and returns its number.
+PyObject* group(PyObject*, PyObject*) {
   groups.emplace_back();
-  if (registers_anew != Py_None) groups.back().registers_anew = kept(registers_anew);
   return PyLong_FromSize_t(groups.size() - 1);
 }
 
 Group& group_at(py::handle number) { return groups.at(number.cast<size_t>()); }
 
 // register(group, operator, key, python, op, request, places): puts a product in the place of the operator's
-// kernel for that dispatch key. python: the operator whose kernel for it takes what the table has not. Its
-// calls are found by `op` and the request.
+// kernel for that dispatch key. python(*arguments) computes what the table has not, or returns None for what
+// is torch's; None: all that is. The table has calls by `op` and the request; places None: it has none of
+// them.
 PyObject* register_(PyObject*, PyObject* given) {
-  PyObject *number, *operation, *request;
-  const char *full, *key, *python;
+  PyObject *number, *operation, *request, *python, *where;
+  const char *full, *key;
   Places places;
-  if (!PyArg_ParseTuple(given, "OsssUO!(iiiiii)", &number, &full, &key, &python, &operation, &PyTuple_Type,
-                        &request, &places.a, &places.b, &places.input, &places.alpha, &places.beta,
-                        &places.out))
+  if (!PyArg_ParseTuple(given, "OssOUO!O", &number, &full, &key, &python, &operation, &PyTuple_Type, &request,
+                        &where))
+    return nullptr;
+  if (where != Py_None && !PyArg_ParseTuple(where, "iiiiii", &places.a, &places.b, &places.input,
+                                            &places.alpha, &places.beta, &places.out))
     return nullptr;
   return translated([&] {
     register_product(group_at(number), full, key, python, PyUnicode_AsUTF8(operation),
@@ -200,6 +204,11 @@ PyObject* unregister(PyObject*, PyObject* number) {
   });
 }
 
+void set_route(Group& group, bool active, Table* table) {
+  group.table.store(table, std::memory_order_release);
+  group.active.store(active, std::memory_order_release);
+}
+
 // route(group, active, table): whether the group's products are routed from now on, and the table that they
 // ask.
 PyObject* route(PyObject*, PyObject* given) {
@@ -207,22 +216,63 @@ PyObject* route(PyObject*, PyObject* given) {
   int active;
   if (!PyArg_ParseTuple(given, "OpO", &number, &active, &table)) return nullptr;
   return translated([&] {
-    Group& group = group_at(number);
-    group.table.store(table_of(table), std::memory_order_release);
-    group.active.store(active != 0, std::memory_order_release);
+    set_route(group_at(number), active != 0, table_of(table));
     Py_RETURN_NONE;
   });
 }
 
-// launched(group, reset): how many calls of each product C++ launched, by `op`; then from zero, if so asked.
-PyObject* launched(PyObject*, PyObject* given) {
-  PyObject* number;
-  int reset;
-  if (!PyArg_ParseTuple(given, "Op", &number, &reset)) return nullptr;
+// change(group, rules, function, arguments): function(*arguments), which changes the list of rules; from then
+// on the group's products are routed as the last of them has it. No line of Python runs between both, so no
+// signal's handler; what the garbage collector ends may come here meanwhile.
+PyObject* change(PyObject*, PyObject* given) {
+  PyObject *number, *rules, *function, *arguments;
+  if (!PyArg_ParseTuple(given, "OO!OO!", &number, &PyList_Type, &rules, &function, &PyTuple_Type, &arguments))
+    return nullptr;
+  return translated([&]() -> PyObject* {
+    auto result = py::reinterpret_steal<py::object>(PyObject_Call(function, arguments, nullptr));
+    if (!result) return nullptr;
+    const auto last = [&] {
+      const Py_ssize_t size = PyList_GET_SIZE(rules);
+      return size == 0 ? py::object() : py::reinterpret_borrow<py::object>(PyList_GET_ITEM(rules, size - 1));
+    };
+    py::object rule;
+    do {
+      rule = last();
+      py::object table = py::none();
+      if (rule && py::object(rule.attr("predicate")).is_none()) table = rule.attr("fast").attr("table");
+      set_route(group_at(number), bool{rule}, table_of(table.ptr()));
+    } while (!last().is(rule));
+    return result.release().ptr();
+  });
+}
+
+// leave(group, table, what `take` takes, name): has such calls be torch's, and counts them by that name.
+PyObject* leave(PyObject*, PyObject* given) {
+  PyObject *number, *table, *arguments;
+  const char* name;
+  if (!PyArg_ParseTuple(given, "OOO!s", &number, &table, &PyTuple_Type, &arguments, &name)) return nullptr;
+  if (PyTuple_GET_SIZE(arguments) != 7) return PyErr_Format(PyExc_TypeError, "take() takes 7 arguments");
   return translated([&] {
+    Call call;
+    if (!read(call, &PyTuple_GET_ITEM(arguments, 0), true)) Py_RETURN_NONE;
+    auto entry = std::make_shared<Left>();
+    entry->count = &group_at(number).left[name];
+    table_of(table)->keep(call.key, std::move(entry));
+    Py_RETURN_NONE;
+  });
+}
+
+// counted(group, left, reset): how many calls C++ launched by `op`, or left to torch by the names of `leave`;
+// then from zero, if so asked.
+PyObject* counted(PyObject*, PyObject* given) {
+  PyObject* number;
+  int left, reset;
+  if (!PyArg_ParseTuple(given, "Opp", &number, &left, &reset)) return nullptr;
+  return translated([&] {
+    Group& group = group_at(number);
     py::dict found;
-    for (auto& [operation, count] : group_at(number).launches)
-      found[operation.c_str()] = reset ? count.exchange(0) : count.load();
+    for (auto& [name, count] : left ? group.left : group.launches)
+      found[name.c_str()] = reset ? count.exchange(0) : count.load();
     return found.release().ptr();
   });
 }
@@ -257,11 +307,13 @@ PyType_Spec spec = {"triton_gemm_native.Table", sizeof(PyTable), 0, Py_TPFLAGS_D
 PyMethodDef functions[] = {{"setup", setup, METH_O, nullptr},
                            {"connect", connect, METH_VARARGS, nullptr},
                            {"follow", follow, METH_VARARGS, nullptr},
-                           {"group", group, METH_O, nullptr},
+                           {"group", group, METH_NOARGS, nullptr},
                            {"register", register_, METH_VARARGS, nullptr},
                            {"unregister", unregister, METH_O, nullptr},
                            {"route", route, METH_VARARGS, nullptr},
-                           {"launched", launched, METH_VARARGS, nullptr},
+                           {"change", change, METH_VARARGS, nullptr},
+                           {"leave", leave, METH_VARARGS, nullptr},
+                           {"counted", counted, METH_VARARGS, nullptr},
                            {"backward_by", backward_by, METH_VARARGS, nullptr},
                            {}};
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "triton_gemm_native", nullptr, -1, functions};

@@ -1,20 +1,26 @@
-// Products that torch's dispatcher calls without Python. They are registered once, and neither withdrawn nor
-// freed.
+// Products of torch's dispatcher that it calls without Python. They are registered once, and neither
+// withdrawn nor freed.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <map>
 
 #include "calls.h"
 
+namespace torch::jit {  // of pybind_utils.h, which takes long to compile
+TORCH_PYTHON_API pybind11::object toPyObject(c10::IValue);
+}
+
 namespace triton_gemm {
 
-// Products whose calls are looked up in one table. Groups are never freed, for kernels outlive Python.
+using Counter = std::atomic<int64_t>;
+
+// Products that begin and end to be routed together. Groups are never freed, for kernels outlive Python.
 struct Group {
-  std::atomic<bool> active = false;          // if not, all calls are torch's
-  std::atomic<Table*> table = nullptr;       // null: Python takes every call
-  std::shared_ptr<PyObject> registers_anew;  // called when torch's kernel is gone
-  std::map<std::string, std::atomic<int64_t>> launches;
+  std::atomic<bool> active = false;               // if not, all calls are torch's
+  std::atomic<Table*> table = nullptr;            // null: Python decides every call
+  std::map<std::string, Counter> launches, left;  // by operation; by operation and why torch computes it
   std::vector<c10::RegistrationHandleRAII> registrations;
   std::vector<c10::SafeKernelFunction> alive;  // kernels that were replaced, which threads may be running
 };
@@ -22,49 +28,108 @@ inline auto& groups = *new std::deque<Group>;
 
 // Where a product has its operands and factors among its arguments; -1: it has none.
 struct Places {
-  int a, b, input, alpha, beta, out;
+  int a = -1, b = -1, input = -1, alpha = -1, beta = -1, out = -1;
 };
 
-// A kernel of torch's dispatcher. What the table has it launches, and what it has not Python's kernel takes.
-// Where nothing is routed the kernel that was there before is called: that takes two atomic loads, and no
-// GIL.
-struct Product final : c10::OperatorKernel {
-  c10::SafeKernelFunction before;  // torch's, or another library's
-  c10::SafeKernelFunction python;
-  int64_t operation, request;  // the numbers of what Python would say
-  Places places;
-  std::vector<int> defaults;  // arguments that must be None
-  int count;                  // of arguments
-  bool below_autograd;        // if false, it must refuse what needs a derivative
-  Group* group;
-  std::atomic<int64_t>* launches;
+// An entry of the table without a launch: such calls are torch's.
+struct Left final : Entry {
+  Counter* count;
+};
 
-  Product(c10::SafeKernelFunction before, c10::SafeKernelFunction python)
-      : before(std::move(before)), python(std::move(python)) {}
+// All kernels of an operator, for each dispatch key the newest first. torch shows only the newest, so its
+// private members are read here: an explicit instantiation may name them.
+using Kernels = ska::flat_hash_map<c10::DispatchKey, std::list<c10::impl::AnnotatedKernel>>;
+const Kernels& kernels_of(const c10::OperatorHandle& handle);
+template <auto Definition, auto Member>
+struct Opened {
+  friend const Kernels& kernels_of(const c10::OperatorHandle& handle) {
+    return (handle.*Definition)->op.*Member;
+  }
+};
+template struct Opened<&c10::OperatorHandle::operatorDef_, &c10::impl::OperatorEntry::kernels_>;
+
+// A kernel of torch's dispatcher. What the table has it launches or leaves to torch, and what it has not
+// Python decides. Where nothing is routed the kernel that was there before is called: that takes two atomic
+// loads, and no GIL. Nor is the GIL held while that kernel runs.
+struct Product final : c10::OperatorKernel {
+  static constexpr const char* kDebug = "triton_gemm";
+
+  std::atomic<const c10::SafeKernelFunction*> before;  // torch's, or another library's; never freed
+  std::shared_ptr<PyObject> python;                    // what decides, or null
+  int64_t operation, request;                          // the numbers by which the table has its calls
+  Places places;                                       // without operands: it has none of them
+  std::vector<int> defaults;                           // arguments that must be None
+  int count, positional;                               // of arguments
+  c10::DispatchKey key;
+  bool below_autograd;  // if false, it must refuse what needs a derivative
+  Group* group;
+  Counter *launches = nullptr, *left = nullptr;  // left: of a product that is always torch's
 
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    if (!group->active.load(std::memory_order_acquire)) return pass(handle, keys, stack);
-    at::Tensor result;
-    if (!take(stack->data() + stack->size() - count, result))
-      return python.callBoxed(python.opHandle(), keys, stack);
+    at::Tensor result;  // undefined where the call is torch's
+    if (group->active.load(std::memory_order_acquire)) {
+      const c10::IValue* arguments = stack->data() + stack->size() - count;
+      if (!take(arguments, result) && python != nullptr) result = decide(handle, arguments);
+    }
+    if (!result.defined()) return pass(handle, keys, stack);
     torch::jit::drop(*stack, count);
     stack->emplace_back(std::move(result));
   }
 
-  void pass(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
+  void pass(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const size_t size = stack->size();
     try {
-      return before.callBoxed(handle, keys, stack);
-    } catch (const c10::Error& error) {  // another library has taken its kernel back
-      if (group->registers_anew == nullptr ||
-          std::string_view(error.what_without_backtrace()).find("has been invalidated") ==
-              std::string_view::npos)
+      return before.load(std::memory_order_acquire)->callBoxed(handle, keys, stack);
+    } catch (const c10::Error& error) {  // perhaps that another library has taken its kernel back
+      if (std::string_view(error.what_without_backtrace()).find("has been invalidated") ==
+              std::string_view::npos ||
+          stack->size() != size || !look_beneath(handle))
         throw;
     }
-    {
-      const pybind11::gil_scoped_acquire gil;
-      ask(group->registers_anew);
+    before.load(std::memory_order_acquire)->callBoxed(handle, keys, stack);
+  }
+
+  // Has `before` be what lies beneath this kernel now, and leaves this one where it is, because a library
+  // that came later may call it. Libraries of Python register with the GIL; torch reads kernels without a
+  // lock, too.
+  bool look_beneath(const c10::OperatorHandle& handle) {
+    const py::gil_scoped_acquire gil;
+    const Kernels& kernels = kernels_of(handle);
+    const auto found = kernels.find(key);
+    if (found == kernels.end()) return false;
+    const auto& stacked = found->second;
+    const auto ours =
+        std::find_if(stacked.rbegin(), stacked.rend(), [](const auto& x) { return x.debug == kDebug; });
+    if (ours == stacked.rend() || ours == stacked.rbegin()) return false;
+    const auto& beneath = *std::prev(ours);
+    before.store(new c10::SafeKernelFunction(&beneath.kernel, beneath.debug,
+                                             std::make_shared<c10::OperatorHandle>(handle)),
+                 std::memory_order_release);
+    return true;
+  }
+
+  // What Python computes, or an undefined tensor for what is torch's.
+  at::Tensor decide(const c10::OperatorHandle& handle, const c10::IValue* arguments) const {
+    const py::gil_scoped_acquire gil;
+    py::tuple given(positional);
+    py::dict named;
+    for (int i = 0; i < count; ++i) {
+      const c10::Argument& argument = handle.schema().arguments()[i];
+      if (argument.kwarg_only() && argument.default_value() == arguments[i]) continue;
+      c10::TypePtr type = argument.real_type();
+      if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+      py::object value = type->kind() == c10::TypeKind::ScalarTypeType && arguments[i].isInt()
+                             ? py::cast(static_cast<at::ScalarType>(arguments[i].toInt()))
+                             : torch::jit::toPyObject(arguments[i]);
+      if (argument.kwarg_only())
+        named[argument.name().c_str()] = std::move(value);
+      else
+        given[i] = std::move(value);
     }
-    handle.redispatchBoxed(keys, stack);
+    const auto result =
+        py::reinterpret_steal<py::object>(PyObject_Call(python.get(), given.ptr(), named.ptr()));
+    if (!result) throw_python();
+    return result.is_none() ? at::Tensor() : THPVariable_Unpack(result.ptr());
   }
 
   static bool number(const c10::IValue& given, double& value) {
@@ -73,9 +138,11 @@ struct Product final : c10::OperatorKernel {
     return true;
   }
 
+  // Whether it is known what computes this call: the kernels of an entry, which give `result`, or torch.
   bool take(const c10::IValue* arguments, at::Tensor& result) const {
+    if (left != nullptr) return left->fetch_add(1, std::memory_order_relaxed), true;
     const Table* table = group->table.load(std::memory_order_acquire);
-    if (table == nullptr) return false;
+    if (table == nullptr || places.a < 0) return false;
     const bool adds = places.input >= 0 && arguments[places.input].isTensor();
     Call call;
     call.dispatched = below_autograd, call.given = places.out >= 0;
@@ -92,8 +159,9 @@ struct Product final : c10::OperatorKernel {
              (!adds || add(places.input)) && add_state(call);
     });
     if (found == nullptr) return false;
-    result = run(*found, call);
-    launches->fetch_add(1, std::memory_order_relaxed);
+    const bool launched = !found->steps.empty();
+    if (launched) result = run(*found, call);
+    (launched ? launches : static_cast<const Left&>(*found).count)->fetch_add(1, std::memory_order_relaxed);
     return true;
   }
 };
@@ -102,33 +170,39 @@ struct Quiet final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// Registers a Product for an operator and a dispatch key, in the place of what is there now.
+// Registers a Product for an operator and a dispatch key, in the place of what is there now. name: by which
+// its calls are counted.
 inline void register_product(Group& group, const std::string& whole, const std::string& key,
-                             const std::string& python, const std::string& operation_name, int64_t operation,
-                             int64_t request, Places places) {
+                             py::handle python, const std::string& name, int64_t operation, int64_t request,
+                             Places places) {
   Quiet handler;  // torch warns of kernels that are overridden
   const c10::WarningUtils::WarningHandlerGuard quiet(&handler);
   auto& dispatcher = c10::Dispatcher::singleton();
-  const c10::DispatchKey dispatch = c10::parseDispatchKey(key);
-  const auto find = [&](const std::string& full) {
-    const size_t dot = full.find('.');
-    const std::string name = full.substr(0, dot),
-                      overload = dot == std::string::npos ? "" : full.substr(dot + 1);
-    return dispatcher.findSchemaOrThrow(name.c_str(), overload.c_str());
-  };
-  const auto handle = find(whole);
-  auto product = std::make_unique<Product>(handle.getComputedKernelForDispatchKey(dispatch),
-                                           find(python).getComputedKernelForDispatchKey(dispatch));
+  const size_t dot = whole.find('.');
+  const std::string overload = dot == std::string::npos ? "" : whole.substr(dot + 1);
+  const auto handle = dispatcher.findSchemaOrThrow(whole.substr(0, dot).c_str(), overload.c_str());
+  auto product = std::make_unique<Product>();
+  product->key = c10::parseDispatchKey(key);
+  product->before = new c10::SafeKernelFunction(handle.getComputedKernelForDispatchKey(product->key));
+  if (!python.is_none()) product->python = kept(python);
   product->operation = operation, product->request = request, product->places = places;
-  product->count = static_cast<int>(handle.schema().arguments().size());
+  const auto& arguments = handle.schema().arguments();
+  product->count = static_cast<int>(arguments.size());
+  product->positional = static_cast<int>(
+      std::count_if(arguments.begin(), arguments.end(), [](const auto& x) { return !x.kwarg_only(); }));
   const int named[] = {places.a, places.b, places.input, places.alpha, places.beta, places.out};
   for (int i = 0; i < product->count; ++i)
     if (std::find(std::begin(named), std::end(named), i) == std::end(named)) product->defaults.push_back(i);
   product->below_autograd = key.rfind("Autograd", 0) != 0;
-  product->group = &group, product->launches = &group.launches[operation_name];
+  product->group = &group;
+  if (places.a >= 0)
+    product->launches = &group.launches[name];
+  else if (product->python == nullptr)
+    product->left = &group.left[name];
+  const c10::DispatchKey dispatch = product->key;
   group.registrations.push_back(dispatcher.registerImpl(
       handle.operator_name(), dispatch, c10::KernelFunction::makeFromBoxedFunctor(std::move(product)),
-      std::nullopt, nullptr, "triton_gemm"));
+      std::nullopt, nullptr, Product::kDebug));
   group.alive.push_back(handle.getComputedKernelForDispatchKey(dispatch));
 }
 
