@@ -29,6 +29,7 @@ _FLAGS = [
     "-std=c++20",
     "-w",
     "-fvisibility=hidden",
+    "-DAT_PER_OPERATOR_HEADERS",  # or torch's headers include those of all operators
     f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
 ]
 _LIBRARIES = ["c10", "torch_cpu", "torch", "torch_python"]
