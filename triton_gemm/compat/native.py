@@ -92,7 +92,11 @@ def import_native(path: str) -> Any:
 
 def set_up_native(extension: Any, context: object, in_backward: object, make_context: object) -> None:
     """Tells the extension the variable that has a context's policy, what gives a backward's, and what makes a device's
-    context the calling thread's."""
+    context the calling thread's. NotImplementedError where Triton's hooks on launches are not as the extension knows
+    them, as where one was set in the place of their chain."""
     hooks = triton.knobs.runtime
     about = {"context": context, "in_backward": in_backward, "make_context": make_context, "hooks": hooks}
-    extension.setup(SimpleNamespace(**about))
+    try:
+        extension.setup(SimpleNamespace(**about))
+    except (AttributeError, RuntimeError) as error:
+        raise NotImplementedError(f"Triton's hooks on launches are others: {error}") from error

@@ -103,8 +103,12 @@ def built() -> Any:
             return _module
         _begun, _why = True, BUILDING
     try:
-        with suppress(Exception):  # `module` builds it, or says why there is none
-            _module = load(where, _set_up)
+        _module = load(where, _set_up)
+    except (ImportError, NotImplementedError):  # `module` builds it, or says why there is none
+        pass
+    except OSError as error:
+        if error.errno is None:  # not the system's: a signal's handler has raised it, as TimeoutError
+            raise
     finally:
         _begun, _why = _module is not None, NOT_YET
     return _module
