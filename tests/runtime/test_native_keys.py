@@ -1,0 +1,36 @@
+"""What tells the calls of C++'s table apart, without kernels: entries that launch nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import fake_driver
+from triton_gemm.problem import SUM
+from triton_gemm.runtime import native, native_build
+
+pytestmark = pytest.mark.slow
+B = torch.empty(4, 4, dtype=torch.bfloat16)
+NOTHING = native.Entry(None, None, native.Shape((4, 4), (4, 1), B.dtype), (), (32, 32, 32), False, 0, ())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["a", "b", "bias", "out"])
+@pytest.mark.parametrize("first", [0, 8])
+def test_whether_an_address_is_a_multiple_of_16_is_in_the_key(
+    place: str, first: int, extension: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_driver.install(monkeypatch, extension)
+    table = native.table(native_build._module, 8)
+    memory = torch.empty(64, dtype=B.dtype)
+    assert memory.data_ptr() % 64 == 0
+
+    def call(offset: int) -> tuple[Any, ...]:
+        given = {"a": B, "b": B, "bias": B, "out": B.clone(), place: memory[offset // 2 :][:16].view(4, 4)}
+        return "mm", given["a"], given["b"], (given["bias"],), SUM, given["out"], True
+
+    assert table.keep(call(first), NOTHING)
+    found = [offset for offset in range(0, 64, 2) if table.take(*call(offset)) is not None]
+    assert found == [x for x in range(0, 64, 2) if (x % 16 == 0) == (first % 16 == 0)]
