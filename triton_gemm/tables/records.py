@@ -28,7 +28,7 @@ LARGEST = 2**48  # of sizes and strides, in elements
 LONGEST = 200  # characters of a text
 LEAST_US = 0.01  # microseconds that anything takes: a file that says less would win against all others
 OPTIONAL = ("least_rows", "torch_us", "torch")  # fields of an entry that a file has only where they say something
-RARE = ("residual", "gate")  # fields of a problem, likewise
+RARE = ("residual", "gate", "preactivation")  # fields of a problem, likewise
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
