@@ -78,7 +78,7 @@ def test_every_candidate_can_be_held_and_is_as_legal_as_its_kernel_says(M: int, 
     for _, candidate in ranked(problem, HOPPER):
         entry = Entry(candidate.algorithm, 1.0, 1.0, "", "")
         assert records.read_entry(json.loads(json.dumps(records.plain(entry)))) == entry
-        assert not {"residual", "gate", "preactivation"} & records.plain(entry)["problem"].keys()
+        assert not {"residual", "gate", "preactivation"} & records.plain(problem).keys()
         assert records.illegal(problem, HOPPER, entry.algorithm) == select_illegal(problem, HOPPER, candidate)
         selection = entry.selection(problem, "user's table")
         assert (selection.algorithm, selection.precision) == (candidate.algorithm, candidate.problem.precision)

@@ -422,8 +422,9 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
     ):
         return _by_torch(x, request.activation)  # all that quantized weights know
     operands = [y for y in x if y is not None]
-    a, weight, *cast = _autocast(*operands)
-    x = Operands(a, weight, *(None if y is None else cast.pop(0) for y in x[2:]))
+    cast = list(_autocast(*operands))
+    x = Operands(*[None if y is None else cast.pop(0) for y in x])
+    a, weight = x.a, x.b
     if x.gate is not None:
         rules.gated("linear", a, weight, x.gate, x.input, x.gate_bias)
     else:

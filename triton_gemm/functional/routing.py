@@ -332,7 +332,8 @@ def _routed_other(name: str, overload: str, product: Product) -> Kernel:
         fast = rules[0].fast
         a, b, *others = arguments
         if rules[0].predicate is None:
-            operation = overload, *(x for x in others if not isinstance(x, torch.Tensor))
+            # A tensor that the key has not counts as being there.
+            operation = overload, *["tensor" if isinstance(x, torch.Tensor) else x for x in others]
             key, c = fast.take(operation, a, b, product.auxiliary(*arguments), SUM, out, dispatched=True)
             if c is not None:
                 _counts[name, OURS] += 1

@@ -116,6 +116,20 @@ def by_torch(
     c.copy_(activated(product, problem.activation))
 
 
+def as_planned(self: InterpretedPlan, *given: Any) -> tuple[Any, ...]:
+    """What a call like one before gives to a plan, as matrices: it gives its own operands."""
+    problem = self.problem
+    if problem.groups:
+        return given
+    shapes = (problem.M, given[0].shape[-1]), (given[0].shape[-1], problem.N), (problem.M, problem.N)
+    batch = (problem.batch,) * (problem.batch > 1)
+    views = [
+        x.as_strided((*batch, *shape), layout.strides[-len(batch) - 2 :], x.storage_offset())
+        for x, shape, layout in zip(given, shapes, (problem.a, problem.b, problem.c), strict=False)
+    ]
+    return (*views, *given[3:])
+
+
 def changed(change: Callable[..., Any]) -> Run:
     """A plan's run, but that `change(plan, a, b, c, auxiliary, alpha, beta)` gives other arguments."""
     return lambda self, *arguments: by_torch(self, *change(self, *_all(arguments)))
@@ -216,7 +230,7 @@ KEYS = {
 
 def found(monkeypatch: pytest.MonkeyPatch, run: Run) -> str | None:
     """What fuzzing prints of a bug in a plan's run, or None."""
-    monkeypatch.setattr(InterpretedPlan, "run", run)
+    monkeypatch.setattr(InterpretedPlan, "run", lambda self, *given: run(self, *as_planned(self, *given)))
     for number in range(8):
         try:
             fuzz.fuzz(number, 40, 20)

@@ -54,7 +54,8 @@ def test_every_gate(dtype: torch.dtype, name: str, launched: list[bool]) -> None
         else:
             truth, size = gated(x.double(), up.double(), gate.double(), offs, GATES[name])
             assert ((c.double() - truth).abs() <= (2.0**-18 if dtype == FLOAT else 2.0**-44) * size).all()
-    assert launched == ([True] if dtype.itemsize == 2 else [False] * 2) * len(ENDS)
+    # Of 16 bits later calls are like the first.
+    assert launched == ([True] if dtype.itemsize == 2 else [False] * 2 * len(ENDS))
 
 
 def test_integers_are_exact() -> None:
@@ -132,7 +133,7 @@ def test_batches(groups: int, launched: list[bool]) -> None:
         c = triton_gemm.grouped_matmul(x, up, out_dtype=out_dtype, activation="swiglu", gate=gate)
         assert c.dtype == out_dtype or BF16
         assert ((c.double() - truth).abs() <= roundoff * truth.abs() + 2.0**-12).all()
-    assert launched == [True, False, False]
+    assert launched == [True, False], "to fp32 by two products, of which the second is like the first"
     operands = [x[:, :2, :2].double().requires_grad_() for x in (x, up, gate)]
     batch = lambda x, up, gate: triton_gemm.grouped_matmul(x, up, activation="swiglu", gate=gate)  # noqa: E731
     assert torch.autograd.gradcheck(batch, operands, fast_mode=True)

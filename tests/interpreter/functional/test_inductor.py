@@ -170,7 +170,7 @@ def test_sums(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(out, torch.addmm(added, a, b, alpha=alpha, beta=beta))
     with monkeypatch.context() as patch:
         added = []
-        patch.setattr(matrices, "compute_into", lambda out, a, b, input, request: added.append(input.shape))
+        patch.setattr(matrices, "compute_into", lambda out, x, request: added.append(x.input.shape))
         inductor._sum(bias.expand(24, 16), a, b, out=out)
         assert added == [(16,)], "a bias is not copied into the result first"
     out = torch.empty(24, 16)
