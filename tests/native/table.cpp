@@ -203,7 +203,7 @@ void a_forked_child_has_tables_of_its_own() {
   CHECK(number_at(table, key_of({1})) == 1);
 }
 
-void a_child_waits_for_no_thread_of_its_parent() {
+[[maybe_unused]] void a_child_waits_for_no_thread_of_its_parent() {
   Table table(2);
   std::atomic<bool> ends = false;
   std::thread keeper([&] {
@@ -230,5 +230,7 @@ int main() {
   RUN(an_entry_outlives_its_place_while_it_runs);
   RUN(threads_find_what_is_theirs);
   RUN(a_forked_child_has_tables_of_its_own);
+#ifndef __SANITIZE_ADDRESS__  // whose allocator may hold a lock across a fork, for which the child would wait
   RUN(a_child_waits_for_no_thread_of_its_parent);
+#endif
 }

@@ -3,6 +3,7 @@ does not cover is Python's."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import struct
 import sys
@@ -423,6 +424,11 @@ def test_calls_of_the_user_are_looked_at(undispatched: Call) -> None:
     call = undispatched
     assert call.by_cpp() is not None
     parameter = torch.nn.Parameter(A)
+    assert call.by_cpp(a=parameter) is None, "with gradients a call is another"
+    [known] = call.fast.calls.values()
+    key, _ = call.fast.take(**{name: getattr(call, name) for name in CALL} | {"a": parameter})
+    call.fast.keep(key, dataclasses.replace(known, offered=False))
+    call.take(a=parameter)
     assert (c := call.by_cpp(a=parameter)) is not None and c.grad_fn is not None
     with torch.no_grad():
         assert (c := call.by_cpp(a=parameter)) is not None and c.grad_fn is None

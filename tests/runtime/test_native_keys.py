@@ -14,7 +14,7 @@ from triton_gemm.runtime import native, native_build
 
 pytestmark = pytest.mark.slow
 B = torch.empty(4, 4, dtype=torch.bfloat16)
-NOTHING = native.Entry(None, None, native.Shape((4, 4), (4, 1), B.dtype), (), (32, 32, 32), False, 0, ())  # type: ignore[arg-type]
+NOTHING = native.Entry(None, None, native.Shape((4, 4), (4, 1), B.dtype), (), (32, 32, 32), False, False, 0, 0, ())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("place", ["a", "b", "bias", "out"])

@@ -423,7 +423,7 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
         return _by_torch(x, request.activation)  # all that quantized weights know
     operands = [y for y in x if y is not None]
     cast = list(_autocast(*operands))
-    x = Operands(*[None if y is None else cast.pop(0) for y in x])
+    x = Operands(*[None if y is None else cast.pop(0) for y in x])  # type: ignore[arg-type]  # as they were
     a, weight = x.a, x.b
     if x.gate is not None:
         rules.gated("linear", a, weight, x.gate, x.input, x.gate_bias)

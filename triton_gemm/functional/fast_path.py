@@ -27,6 +27,8 @@ from ..runtime.workspace import allocator
 
 # By what calls say: the derivative that C++ gives their results, of a @ b (1) or a @ b.T (2), with a bias or without.
 DERIVATIVES: dict[Hashable, int] = {"matmul": 1, "mm": 1, "addmm": 1, "triton_gemm::gemm": 1, "linear": 2}
+# By requests whose activation has a derivative in C++: its number there.
+ACTIVATED = {Request(beta=1, activation=name): i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "silu"), 1)}
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
 Key = tuple[object, ...]
 # What an entry may raise that is not Triton's launcher's. A signal's handler may raise others.
@@ -38,14 +40,16 @@ log = logging.getLogger("triton_gemm")
 class Known:
     """What a call launches, and what makes its result where no `out` is given: of `like`, a shape, strides and a dtype.
 
-    copies: whether the launch adds to the result, which is a copy of the last auxiliary operand first. offered:
-    whether `native` was asked to launch it.
+    copies: whether the launch adds to the result, which is a copy of the last auxiliary operand first. preactivation:
+    whether it also stores what the activation is applied to, after the auxiliary operands. offered: whether `native`
+    was asked to launch it.
     """
 
     plan: plan.Plan | None
     empty: Callable[[], torch.Tensor]
     like: tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None = None
     copies: bool = False
+    preactivation: bool = False
     offered: bool = False
 
 
@@ -112,7 +116,7 @@ class FastPath:
         try:
             if needs_grad and (out is not None or not may_differentiate(said, a, b, auxiliary, request)):
                 return None, None
-            key = said, plan.key_of(request, a, b, out, auxiliary)
+            key = said, plan.key_of(request, a, b, out, auxiliary), needs_grad
             found = self.calls.get(key)
         except plan.UnallocatedError:
             raise
@@ -159,14 +163,15 @@ class FastPath:
         found.offered = True
         try:
             derivative = 0 if found.copies else derivative_of(call[0], call[4])
-            entry = native.entry_of(found.plan, *found.like, derivative, found.copies)
+            how = found.copies, found.preactivation, ACTIVATED.get(call[4], 0)
+            entry = native.entry_of(found.plan, *found.like, derivative, *how)
             table = self._table(extension)
             table.keep(call, entry)
         except EXPECTED as error:  # the call itself was launched
             log.debug("calls like %s are launched by Python: %s", key, error)
             return
         said, a, b, auxiliary, request, out, _ = call
-        if key != (said, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts
+        if key[:2] != (said, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts
             table.forget()
 
     def _table(self, extension: Any) -> Any:
@@ -205,7 +210,7 @@ class FastPath:
 def derivative_of(said: Hashable, request: Request) -> int:
     """The derivative that C++ gives the result of such a call here, as in DERIVATIVES; 0: it has none. Its backward
     follows the policy of its own time, so none where the policy now is to be remembered."""
-    if request not in (SUM, PRODUCT) or plan.remembering(request) is not request:
+    if (request not in (SUM, PRODUCT) and request not in ACTIVATED) or plan.remembering(request) is not request:
         return 0
     return DERIVATIVES.get(said, 0)
 

@@ -16,6 +16,7 @@ to know: what the activation is applied to, and with a gate a @ b + input (`gemm
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -67,13 +68,16 @@ _fast = fast_path.FastPath(_show)  # of forward and backward passes, and of the 
 def _computed(x: Operands, request: Request) -> Tensors:
     """The result, and preactivations if the request has them, by the fast path where a call like this one was made
     before. Operands are cast, if autocast is on."""
-    before: Tensors = ()
-    if request.preactivation:
-        count = 1 if x.gate is None else 2
-        before = tuple(_empty(x, request) for _ in range(count))
+    before = _before(x, request)
     auxiliary = matrices.auxiliary_of(x, before)
     name = matrices.function_of(NAME, x)
     return _fast.run(name, x.a, x.b, auxiliary, lambda: matrices.compute(x, request, before), request), *before
+
+
+def _before(x: Operands, request: Request) -> Tensors:
+    """Where a request's preactivations go."""
+    count = 0 if not request.preactivation else 1 if x.gate is None else 2
+    return tuple([_empty(x, request) for _ in range(count)])
 
 
 def _empty(x: Operands, request: Request) -> torch.Tensor:
@@ -140,9 +144,12 @@ def gemm(
         request = plan.remembering(request)
         auxiliary = () if input is None else (input,)
         if x.is_product() and fast_path.may_differentiate(NAME, a, b, auxiliary, request):
-            _, c = _fast.take(NAME, a, b, auxiliary, request)
-            if c is not None:
-                return c
+            key, c = _fast.take(NAME, a, b, auxiliary, request)
+            if c is None:
+                launched = [] if launched is None and key is not None else launched
+                c = _differentiable(x, request, launched)[0]
+                _fast.keep(key, launched[0] if launched else None)
+            return c
         return _differentiable(x, request, launched)[0]
     if launched is None:
         return _computed(x, request)[0]
@@ -177,12 +184,15 @@ class _Gemm(Derivatives):
             # torch stops recording within a forward. The levels below this one are others', and go on.
             with below_autograd(), torch.enable_grad(), forward_grad_enabled():
                 found = _dispatched(x, request)
-        elif launched is None or request.preactivation:
+        elif launched is None:
             found = _computed(x, request)
         else:
-            c, known = matrices.compute(x, request)
+            before = _before(x, request)
+            c, known = matrices.compute(x, request, before)
+            if known is not None and before and known.plan is not None:
+                known = replace(known, preactivation=True)
             launched.append(known)
-            found = (c,)
+            found = (c, *before)
         return found if len(found) > 1 else found[0]
 
     @staticmethod

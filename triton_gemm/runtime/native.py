@@ -66,7 +66,8 @@ class Entry(NamedTuple):
     """What the extension's table keeps of a plan. C++ reads these fields by their names (`compat/cpp/parse.h`).
 
     workspace: stream -> [partial sums, counters], or None; extents: bytes from the first element of a, b and c to the
-    end of the last; copies: as in `fast_path.Known`; derivative: of `fast_path.DERIVATIVES`, or 0.
+    end of the last; copies, preactivation: as in `fast_path.Known`; derivative, activation: of
+    `fast_path.DERIVATIVES` and `fast_path.ACTIVATED`, or 0.
     """
 
     plan: GemmPlan
@@ -75,7 +76,9 @@ class Entry(NamedTuple):
     temporaries: tuple[Shape, ...]
     extents: tuple[int, ...]
     copies: bool
+    preactivation: bool
     derivative: int
+    activation: int
     steps: tuple[StepOfEntry, ...]
 
 
@@ -96,6 +99,8 @@ def entry_of(
     dtype: torch.dtype,
     derivative: int = 0,
     copies: bool = False,
+    preactivation: bool = False,
+    activation: int = 0,
 ) -> Entry:
     """What the extension's table keeps of a compiled plan, and of the results that its calls make. ValueError where
     that is not what Triton's launcher would do."""
@@ -107,7 +112,7 @@ def entry_of(
     )
     steps = tuple(_step(step, float(copies)) for step in plan.steps)
     result = Shape(tuple(shape), tuple(strides), dtype)
-    return Entry(plan, shares, result, temporaries, plan.extents, copies, derivative, steps)
+    return Entry(plan, shares, result, temporaries, plan.extents, copies, preactivation, derivative, activation, steps)
 
 
 def _workspace(index: int, nbytes: int, stream: int) -> list[torch.Tensor]:

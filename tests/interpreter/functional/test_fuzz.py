@@ -18,6 +18,7 @@ from tests.support import random_products
 from tests.support.epilogue_truth import activated
 from tests.support.random_products import OPERATIONS, SMALL, Problem, draw_problem
 from triton_gemm.functional import ops
+from triton_gemm.problem import Layout
 from triton_gemm.runtime import plan
 from triton_gemm.runtime.plan import InterpretedPlan
 
@@ -124,10 +125,16 @@ def as_planned(self: InterpretedPlan, *given: Any) -> tuple[Any, ...]:
     shapes = (problem.M, given[0].shape[-1]), (given[0].shape[-1], problem.N), (problem.M, problem.N)
     batch = (problem.batch,) * (problem.batch > 1)
     views = [
-        x.as_strided((*batch, *shape), layout.strides[-len(batch) - 2 :], x.storage_offset())
+        x.as_strided((*batch, *shape), strides_of((*batch, *shape), layout), x.storage_offset())
         for x, shape, layout in zip(given, shapes, (problem.a, problem.b, problem.c), strict=False)
     ]
     return (*views, *given[3:])
+
+
+def strides_of(shape: tuple[int, ...], layout: Layout) -> list[int]:
+    """Of a dimension of size 1, which is never stepped along, those of a contiguous matrix."""
+    strides = layout.strides[-len(shape) :]
+    return [stride if size > 1 else shape[-1] for size, stride in zip(shape, strides, strict=True)]
 
 
 def changed(change: Callable[..., Any]) -> Run:

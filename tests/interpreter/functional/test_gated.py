@@ -14,6 +14,7 @@ from tests.support.epilogue_truth import activated
 from tests.support.product_views import draw
 from triton_gemm.problem import GATES
 from triton_gemm.runtime import plan
+from triton_gemm.runtime.plan import InterpretedPlan
 
 F = torch.nn.functional
 HALF, BF16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -121,8 +122,10 @@ def test_only_the_gradients_asked_for_and_no_product_again() -> None:
 def test_a_checkpoint_keeps_operands_alone(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both run one kernel, and run it again backwards."""
     x, up, gate = draw(20, 8, dtype=BF16), draw(6, 8, dtype=BF16), draw(6, 8, dtype=BF16)
-    multiply, gated_ones = plan.multiply, []
-    monkeypatch.setattr(plan, "multiply", lambda *xs: (gated_ones.append(xs[3].gate), multiply(*xs))[1])
+    run, gated_ones = InterpretedPlan.run, []
+    monkeypatch.setattr(
+        InterpretedPlan, "run", lambda self, *given: (gated_ones.append(self.problem.gate), run(self, *given))[1]
+    )
 
     def layer(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return triton_gemm.linear(x, up, activation="swiglu", gate=gate)

@@ -78,6 +78,7 @@ inline bool add_state(Call& call, bool add = false) {
   if (call.operands[0]->scalar_type() == at::kFloat)
     call.key.add(at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
                  at::Float32Precision::TF32);
+  call.key.add(call.needs_grad);
   call.key.add(state.epoch.load(std::memory_order_acquire));
   const int64_t policy = policy_here(add);
   call.key.add(policy);
@@ -130,8 +131,9 @@ inline at::Tensor make(const Shape& shape, c10::Device device) {
 }
 
 // Runs a call by its entry: the result, which is `out` if that was given. Callers release the GIL before:
-// torch's allocator may wait for CUDA, whose host functions may wait for the GIL.
-inline at::Tensor run(const Entry& entry, const Call& call) {
+// torch's allocator may wait for CUDA, whose host functions may wait for the GIL. preactivation: where an
+// entry with one puts it.
+inline at::Tensor run(const Entry& entry, const Call& call, at::Tensor* preactivation = nullptr) {
   const c10::Device device = call.device();
   const CUstream stream = stream_of(device);
   const at::Tensor result = call.given ? *call.operands[2] : make(entry.result, device);
@@ -142,6 +144,11 @@ inline at::Tensor run(const Entry& entry, const Call& call) {
   addresses[count++] = reinterpret_cast<uint64_t>(result.mutable_data_ptr());
   for (int i = call.first_auxiliary(); i < call.count - entry.copies; ++i)
     addresses[count++] = reinterpret_cast<uint64_t>(call.operands[i]->const_data_ptr());
+  at::Tensor before;
+  if (entry.preactivation) {
+    before = make(entry.result, device);
+    addresses[count++] = reinterpret_cast<uint64_t>(before.mutable_data_ptr());
+  }
   std::shared_ptr<void> shared;  // lives until all is launched, as do temporaries
   if (entry.workspace != nullptr) {
     shared = entry.workspace->get(stream, addresses + count);
@@ -159,6 +166,7 @@ inline at::Tensor run(const Entry& entry, const Call& call) {
   }
   for (const Step& step : entry.steps)
     launch(step, *state.driver, state.maps, stream, device.index(), addresses, call.alpha);
+  if (preactivation != nullptr) *preactivation = std::move(before);
   return result;
 }
 

@@ -54,13 +54,17 @@ inline std::shared_ptr<const Entry> parse_entry(py::handle given, int operands) 
     entry->workspace = std::make_shared<PythonWorkspace>(workspace);
   entry->extents = field<std::array<uint64_t, 3>>(given, "extents");
   entry->copies = field<bool>(given, "copies");
-  const auto derivative = field<int>(given, "derivative");
-  if (derivative < 0 || derivative > static_cast<int>(Derivative::kLinear))
+  entry->preactivation = field<bool>(given, "preactivation");
+  const auto derivative = field<int>(given, "derivative"), activation = field<int>(given, "activation");
+  if (derivative < 0 || derivative > static_cast<int>(Derivative::kLinear) || activation < 0 ||
+      activation > static_cast<int>(Activation::kSilu))
     throw std::invalid_argument("no such derivative");
   entry->derivative = static_cast<Derivative>(derivative);
+  entry->activation = static_cast<Activation>(activation);
   for (const py::handle step : given.attr("steps")) {
     entry->steps.push_back(parse_step(step));
-    entry->steps.back().check(operands - entry->copies + 2 * (entry->workspace != nullptr) +
+    entry->steps.back().check(operands - entry->copies + entry->preactivation +
+                              2 * (entry->workspace != nullptr) +
                               static_cast<int>(entry->temporaries.size()));
   }
   entry->owner = kept(given.attr("plan"));

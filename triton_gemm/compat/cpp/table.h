@@ -41,6 +41,8 @@ struct Workspace {
 
 // C++ has none; that of a @ b or of a @ b.T, with or without a bias.
 enum class Derivative { kNone, kProduct, kLinear };
+// What is applied to the product, where C++ has its derivative.
+enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu };
 
 // What a cached call launches.
 struct Entry {
@@ -49,7 +51,10 @@ struct Entry {
   std::shared_ptr<Workspace> workspace;
   std::array<uint64_t, 3> extents;  // bytes from the first element of a, b and c to the end of the last
   bool copies;  // whether the launches add to the result, which is a copy of the last auxiliary operand first
+  bool
+      preactivation;  // whether the launches also store what the activation is applied to, as the result lies
   Derivative derivative;
+  Activation activation;
   std::vector<Step> steps;
   std::shared_ptr<void> owner;  // of the kernels
 };
