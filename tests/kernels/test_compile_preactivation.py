@@ -47,6 +47,7 @@ FORMS = {
     "fp32": problem(out_dtype=torch.float32),
     "pointers": problem((1024, 1279, 2048)),
     "residual": problem(activation="silu", has_beta=True, residual=True),
+    "residual of fp32": problem(out_dtype=torch.float32, activation="silu", has_beta=True, residual=True),
     "gate": replace(gated_problem(*SIZE, "gelu", "n"), preactivation=True),
     "gate of groups": replace(in_groups(*SIZE), preactivation=True),
 }
@@ -69,18 +70,22 @@ def tight(form: GemmProblem) -> list[TileConfig]:
     [pytest.param(name, config, id=f"{name}-{ids(config)}") for name, form in FORMS.items() for config in tight(form)],
 )
 def test_warp_specialised(name: str, config: TileConfig) -> None:
-    """Whole sums: C leaves as it does alone, and what is beside it two elements at once, where C's rows are whole."""
+    """Whole sums: TMA stores what it stores alone, and as much of what is beside it; where it loads C's own values,
+    threads store two elements at once."""
     form = FORMS[name]
     schedule = Schedule(HOPPER.num_sms)
     kernels = [compiled(x, warp_specialised.launches(x, config, schedule)) for x in (form, form.to_choose_for())]
     assert [kernel.spills for kernel in kernels] == [0, 0]
     for kernel in kernels:
         assert kernel.shared <= warp_specialised.shared_memory(form, config) <= SHARED_MEMORY[9, 0]
-    for instruction in ("HGMMA", "UTMALDG", "UTMASTG"):
-        assert kernels[0].instructions[instruction] == kernels[1].instructions[instruction], instruction
+    matrices = {"HGMMA": 1, "UTMALDG": 1, "UTMASTG": {"rows": 2, "columns": 2, "fp32": 2, "gate": 3}.get(name, 1)}
+    for instruction, times in matrices.items():
+        assert kernels[0].instructions[instruction] == times * kernels[1].instructions[instruction], instruction
     widths = [Counter(re.findall(r"STG\.E(\.U16|\.64|)", kernel.asm["sass"])) for kernel in kernels]
-    if name in ("rows", "fp32", "gate"):
-        assert not widths[1] and set(widths[0]) == {".64" if name == "fp32" else ""}
+    if name in ("rows", "columns", "fp32", "gate"):
+        assert widths == [{}, {}]
+    if name in ("residual", "residual of fp32"):
+        assert not widths[1] and set(widths[0]) == {".64" if name == "residual of fp32" else ""}
 
 
 def few_rows(capability: Capability) -> list[tuple[GemmProblem, Launch]]:

@@ -14,7 +14,8 @@ class Config:
 
     A tile is BLOCK_M x BLOCK_N. Its sums are in two tensors: a main part of MAIN_N columns, a power of two, and a tail
     of TAIL_N, the power of two that holds the rest of BLOCK_N, or 0. C leaves in epilogue tiles of EPI_N columns
-    through C_BUFFERS buffers, and what is left of its width in narrow ones of REST_N.
+    through C_BUFFERS buffers, and what is left of its width in narrow ones of REST_N. STORES: how many matrices TMA
+    stores of each, C and what is stored beside it, or 1 where pointers store the latter.
     WIDE_MMA: one `wgmma`, in PTX, has the whole width, any multiple of 8; else main part and tail have one each, and
     BLOCK_N is their sum.
     TERMS, A_PLANES, B_PLANES: operands that are sums of planes have TERMS products for each k-tile; A_PLANES and
@@ -42,6 +43,7 @@ class Config:
     EPI_N: gl.constexpr
     REST_N: gl.constexpr
     C_BUFFERS: gl.constexpr
+    STORES: gl.constexpr
     A_COLUMN_MAJOR: gl.constexpr
     B_COLUMN_MAJOR: gl.constexpr
     C_COLUMN_MAJOR: gl.constexpr
@@ -143,7 +145,8 @@ class Item:
 class Output:
     """C, of which rest_desc stores narrow epilogue tiles, what the epilogue reads, and where programs that share a tile
     leave partial sums. A stride of 1 is a constant, so that the compiler sees it, as is None for matrices that are not
-    stored: preactivation_ptr, what the activation is applied to, and with a gate ungated_ptr, the other product."""
+    stored: preactivation, what the activation is applied to, and with a gate ungated, the other product. They are
+    descriptors, with preactivation_rest for narrow epilogue tiles, or where STORES is 1 pointers."""
 
     desc: tma.tensor_descriptor
     rest_desc: tma.tensor_descriptor
@@ -161,8 +164,9 @@ class Output:
     workspace_ptr: gl.tensor
     counters_ptr: gl.tensor
     gate_bias_ptr: gl.tensor
-    preactivation_ptr: gl.tensor | gl.constexpr
-    ungated_ptr: gl.tensor | gl.constexpr
+    preactivation: tma.tensor_descriptor | gl.tensor | gl.constexpr
+    preactivation_rest: tma.tensor_descriptor | gl.constexpr
+    ungated: tma.tensor_descriptor | gl.tensor | gl.constexpr
 
 
 @aggregate

@@ -283,15 +283,11 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
 
 
 def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[Launch, ...]:
-    m, n, k = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
-    planes = problem.planes
+    planes, m, n, k = problem.planes, config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     num_m, num_n = -(-problem.M // (m * config.CLUSTER_M)), -(-problem.N // (n * config.CLUSTER_N))
-    k_tiles = -(-problem.K // k)
     num_tiles = problem.batch * num_m * num_n
-    gate = problem.gate
-    consumers, wide = config.num_warps // 4, wide_mma(problem, config)
-    part, rest = part_columns(problem, config)
-    by_tma = c_by_tma(problem)
+    consumers, wide, gate = config.num_warps // 4, wide_mma(problem, config), problem.gate
+    (part, rest), by_tma = part_columns(problem, config), c_by_tma(problem)
     split = schedule.split_tiles > 0 and not schedule.reduction
     copies = problem.batch * schedule.split_k if schedule.reduction else problem.batch  # of C
     assert not (split and problem.groups), "how many tiles there are, only the GPU knows"
@@ -312,15 +308,18 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         b_tail = tensor_map(*of_b, config.tail_n, *loaded, sharing=config.CLUSTER_M) if config.tail_n else b
         b_tail = replace(b, operand="gate") if gate else b_tail
     of_c = ("c", problem.c, problem.out_dtype, copies, problem.M, problem.N, m // consumers)
-    c = tensor_map(*of_c, part)
-    # Of C stored by TMA the kernel reads none. So the same binary serves strides that are multiples of 16 and others.
-    strides = [int(x == 1) for x in problem.c.strides] if by_tma and not problem.preactivation else problem.c.strides
+    c, c_rest = tensor_map(*of_c, part), tensor_map(*of_c, rest) if rest else b
+    names = [x for x in problem.auxiliary if x in ("preactivation", "ungated")]
+    stores = 1 + len(names) * (by_tma and not problem.added)
+    beside = {x: replace(c, operand=x) if stores > 1 else Pointer(x) for x in names}
+    # What TMA stores takes none. So the same binary serves strides that are multiples of 16 and others.
+    strides = [int(x == 1) for x in problem.c.strides] if by_tma and stores > len(names) else problem.c.strides
     arguments = {
         "a_desc": a,
         "b_desc": b,
         "b_tail_desc": b_tail,
         "c_desc": c if by_tma else b,  # what is not used is something else, as for partitions
-        "c_rest_desc": tensor_map(*of_c, rest) if rest else b,
+        "c_rest_desc": c_rest,
         "a_ptr": Pointer("a"),
         "b_ptr": Pointer("b"),
         "tiles_ptr": Pointer("tiles" if problem.groups else "c"),
@@ -337,7 +336,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "beta": Scalar("beta"),
         "num_m": num_m,
         "num_items": schedule.items(num_tiles) * config.ctas,
-        "k_tiles": k_tiles,
+        "k_tiles": -(-problem.K // k),
         "group_m": schedule.group_m,
         "per_group": schedule.group_m * num_n,
         "per_batch": num_m * num_n,
@@ -348,8 +347,9 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "a_batches": planes.count * (problem.a.strides[0] > 0),
         "b_batches": planes.count * (problem.b.strides[0] > 0),
         "gate_bias_ptr": Pointer("gate_bias" if gate and problem.bias else "c"),
-        "preactivation_ptr": Pointer("preactivation") if problem.preactivation else None,
-        "ungated_ptr": Pointer("ungated") if problem.preactivation and gate else None,
+        "preactivation": beside.get("preactivation"),
+        "preactivation_rest": replace(c_rest, operand="preactivation") if rest and stores > 1 else None,
+        "ungated": beside.get("ungated"),
         "A_COLUMN_MAJOR": problem.a.column_major,
         "B_COLUMN_MAJOR": problem.b.column_major,
         "C_COLUMN_MAJOR": problem.c.column_major,
@@ -373,6 +373,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "EPI_N": part,
         "REST_N": rest,
         "C_BUFFERS": c_buffers(problem, config),
+        "STORES": stores,
         "TERMS": len(planes.terms),
         "A_PLANES": sum(i << 2 * term for term, (i, _) in enumerate(planes.terms)),
         "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),

@@ -66,8 +66,9 @@ def warp_specialised_kernel(
     a_batches,
     b_batches,
     gate_bias_ptr,
-    preactivation_ptr,
-    ungated_ptr,
+    preactivation,
+    preactivation_rest,
+    ungated,
     A_COLUMN_MAJOR: gl.constexpr,
     B_COLUMN_MAJOR: gl.constexpr,
     C_COLUMN_MAJOR: gl.constexpr,
@@ -91,6 +92,7 @@ def warp_specialised_kernel(
     EPI_N: gl.constexpr,
     REST_N: gl.constexpr,
     C_BUFFERS: gl.constexpr,
+    STORES: gl.constexpr,
     TERMS: gl.constexpr,
     A_PLANES: gl.constexpr,
     B_PLANES: gl.constexpr,
@@ -107,7 +109,7 @@ def warp_specialised_kernel(
     """c = activation(alpha a @ b + beta c + bias), of matrices or batches of them, or with GATE
     c = activation(a @ gate + gate_bias) (a @ b + bias); `arguments` explains the names."""
     config = Config(
-        CONSUMERS, num_stages, BLOCK_M, BLOCK_N, MAIN_N, TAIL_N, BLOCK_K, EPI_N, REST_N, C_BUFFERS,
+        CONSUMERS, num_stages, BLOCK_M, BLOCK_N, MAIN_N, TAIL_N, BLOCK_K, EPI_N, REST_N, C_BUFFERS, STORES,
         A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
         GROUPED, SPLIT_K, REDUCTION, IN_TURN, UNIT, TERMS, A_PLANES, B_PLANES, PROMOTE, WIDE_MMA,
         A_COPIED, B_COPIED, CLUSTER_M, CLUSTER_N, GATE, PDL,
@@ -120,7 +122,7 @@ def warp_specialised_kernel(
     )  # fmt: skip
     output = Output(
         c_desc, c_rest_desc, c_ptr, bias_ptr, a_scale_ptr, b_scale_ptr, M, N, stride_cb, stride_cm, stride_cn,
-        alpha, beta, workspace_ptr, counters_ptr, gate_bias_ptr, preactivation_ptr, ungated_ptr,
+        alpha, beta, workspace_ptr, counters_ptr, gate_bias_ptr, preactivation, preactivation_rest, ungated,
     )  # fmt: skip
     if PDL:
         gdc_launch_dependents()

@@ -128,9 +128,15 @@ def store_gated_tile(up, gate, output, staging, count, batch, m, n, rows_end, co
             gate_bias = gl.load(output.gate_bias_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
         sums = biased(sums, bias, config.BIAS != "")
         of_gate = biased(of_gate, gate_bias, config.BIAS != "")
-        if output.preactivation_ptr is not None:
-            store_beside(sums, output.ungated_ptr, output, batch, m, n + p * EPI_N, rows_end, config)
-            store_beside(of_gate, output.preactivation_ptr, output, batch, m, n + p * EPI_N, rows_end, config)
+        if output.preactivation is not None:
+            number = config.STORES * (count + p)
+            store_beside(
+                sums, output.ungated, output, staging.buffers, number, batch, m, n + p * EPI_N, rows_end, config
+            )
+            store_beside(
+                of_gate, output.preactivation, output, staging.buffers, number + 1, batch, m, n + p * EPI_N, rows_end,
+                config,
+            )  # fmt: skip
         sums = gated(sums, of_gate, config.ACTIVATION)
         store_epilogue_tile(sums, n, output, staging, count + p, p, batch, m, n + p * EPI_N, rows_end, config)
 
@@ -144,12 +150,20 @@ def store_part_of_tile(acc, COLUMNS: gl.constexpr, output, staging, count, batch
     for p in gl.static_range(WIDE):
         sums = gl.convert_layout(columns_from(acc, p * EPI_N, EPI_N), epilogue_layout(EPI_N))
         store_epilogue_tile(sums, n, output, staging, count + p, p, batch, m, n + p * EPI_N, rows_end, config)
-    tma.store_wait(config.BLOCK_N // EPI_N)  # what was stored before this tile has been read
+    STORES: gl.constexpr = config.STORES
+    if STORES == 1:
+        tma.store_wait(config.BLOCK_N // EPI_N)  # what was stored before this tile has been read
     for p in gl.static_range((COLUMNS - WIDE * EPI_N) // REST_N):
         begin = WIDE * EPI_N + p * REST_N
         sums = gl.convert_layout(columns_from(acc, begin, REST_N), epilogue_layout(REST_N))
-        out = epilogue_tile(sums, n, None, output, batch, m, n + begin, rows_end, config)
-        store_by_tma(out, output.rest_desc, staging.rest.index(p), batch, m, n + begin, config)
+        beside = output.preactivation_rest
+        out = epilogue_tile(
+            sums, n, None, beside, output, staging.rest, STORES * p, batch, m, n + begin, rows_end, config
+        )
+        if STORES == 1:
+            store_by_tma(out, output.rest_desc, staging.rest.index(p), batch, m, n + begin, config)
+        else:
+            store_in_turn(out, output.rest_desc, staging.rest, STORES * p + 1, batch, m, n + begin, config)
 
 
 @gluon.jit
@@ -201,9 +215,10 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
         sums = gl.convert_layout(sums, coalesced_layout(sums.shape[0], sums.shape[1], C_COLUMN_MAJOR))
     layout: gl.constexpr = sums.type.layout
     c = None
+    number = config.STORES * count
     if config.C_TMA:
         BUFFERS: gl.constexpr = staging.buffers.shape[0]
-        buffer = staging.buffers.index(count % BUFFERS)
+        buffer = staging.buffers.index((number + (config.STORES - 1)) % BUFFERS)
         if HAS_BETA:
             mbarrier.wait(staging.loaded.index(count % BUFFERS), count // BUFFERS & 1)
             c = matrix(buffer, C_COLUMN_MAJOR).load(layout)
@@ -219,7 +234,9 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
         mask = (offs_m < rows_end)[:, None] & (offs_n < output.N)[None, :]
         if HAS_BETA:
             c = gl.load(c_ptrs, mask=mask, other=0.0)
-    out = epilogue_tile(sums, bias, c, output, batch, m, n, rows_end, config)
+    out = epilogue_tile(
+        sums, bias, c, output.preactivation, output, staging.buffers, number, batch, m, n, rows_end, config
+    )
     if config.C_TMA:
         if not HAS_BETA:
             tma.store_wait(BUFFERS - 1)  # stores from the other buffers may still read
@@ -234,17 +251,18 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
 
 
 @gluon.jit
-def epilogue_tile(sums, bias, c, output, batch, m, n, rows_end, config):
+def epilogue_tile(sums, bias, c, beside, output, buffers, number, batch, m, n, rows_end, config):
     """What is stored at (m, n) of C, where its own values are c, and the bias, if it came early, `bias`; with a gate
-    the sums, which have been through the epilogue."""
+    the sums, which have been through the epilogue. Without one stores what the activation is applied to, as
+    `store_beside`, unless `beside` is None."""
     if config.GATE:
         return sums.to(output.ptr.dtype.element_ty)
     else:
-        return ungated_tile(sums, bias, c, output, batch, m, n, rows_end, config)
+        return ungated_tile(sums, bias, c, beside, output, buffers, number, batch, m, n, rows_end, config)
 
 
 @gluon.jit
-def ungated_tile(sums, bias, c, output, batch, m, n, rows_end, config):
+def ungated_tile(sums, bias, c, beside, output, buffers, number, batch, m, n, rows_end, config):
     """`epilogue_tile` without a gate."""
     BIAS: gl.constexpr = config.BIAS
     layout: gl.constexpr = sums.type.layout
@@ -263,17 +281,28 @@ def ungated_tile(sums, bias, c, output, batch, m, n, rows_end, config):
         sums, power = scaled_once(sums, gl.load(output.a_scale_ptr), gl.load(output.b_scale_ptr))
         alpha *= power
     sums = before_activation(sums, alpha, output.beta, c, bias, config.HAS_BETA, BIAS != "")
-    if output.preactivation_ptr is not None:
-        store_beside(sums, output.preactivation_ptr, output, batch, m, n, rows_end, config)
+    if beside is not None:
+        store_beside(sums, beside, output, buffers, number, batch, m, n, rows_end, config)
     sums = after_activation(sums, output.beta, c, config.HAS_BETA, config.ACTIVATION)
     return sums.to(output.ptr.dtype.element_ty)
 
 
 @gluon.jit
-def store_beside(x, ptr, output, batch, m, n, rows_end, config):
-    """Stores x at (m, n), rounded as C is, in the matrices at ptr, which lie as C does: by pointers, from where x is.
-    Of rows that TMA can store, and of columns of tiles, there are pairs, which a thread moves at once. All but the
-    offsets within the tile is one address, so that columns differ by constants, which take no registers."""
+def store_beside(x, beside, output, buffers, number, batch, m, n, rows_end, config):
+    """Stores x at (m, n), rounded as C is, in the matrices `beside`, which lie as C does: by TMA as `store_in_turn`
+    where C leaves so, else by pointers."""
+    x = x.to(output.ptr.dtype.element_ty)
+    if config.STORES > 1:
+        store_in_turn(x, beside, buffers, number, batch, m, n, config)
+    else:
+        store_by_pointers(x, beside, output, batch, m, n, rows_end, config)
+
+
+@gluon.jit
+def store_by_pointers(x, ptr, output, batch, m, n, rows_end, config):
+    """Stores x at (m, n) of the matrices at ptr, from where x is. Of rows that TMA can store, and of columns of tiles,
+    there are pairs, which a thread moves at once. All but the offsets within the tile is one address, so that columns
+    differ by constants, which take no registers."""
     VECTOR: gl.constexpr = 2 if config.C_TMA and not config.C_COLUMN_MAJOR else 1
     layout: gl.constexpr = x.type.layout
     rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))[:, None]
@@ -283,7 +312,15 @@ def store_beside(x, ptr, output, batch, m, n, rows_end, config):
     ptr += m.to(gl.int64) * stride_m + whole(n, VECTOR).to(gl.int64) * output.stride_n
     pointers = ptr + rows.to(gl.int64) * stride_m + columns.to(gl.int64) * output.stride_n
     mask = (rows < rows_end - m) & (columns < whole(output.N - n, VECTOR))
-    gl.store(pointers, x.to(output.ptr.dtype.element_ty), mask=mask)
+    gl.store(pointers, x, mask=mask)
+
+
+@gluon.jit
+def store_in_turn(out, desc, buffers, number, batch, m, n, config):
+    """As `store_by_tma`, where it is this consumer's store of that number through these buffers, which take turns."""
+    BUFFERS: gl.constexpr = buffers.shape[0]
+    tma.store_wait(BUFFERS - 1)  # all but those from the other buffers have been read
+    store_by_tma(out, desc, buffers.index(number % BUFFERS), batch, m, n, config)
 
 
 @gluon.jit
