@@ -257,7 +257,7 @@ def promotes(problem: GemmProblem) -> bool:
 
 def early_bias(problem: GemmProblem, config: Config) -> bool:
     """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth; beside C's
-    own values, and addresses of the preactivation, it has none, nor beside scales and the most sums."""
+    own values, or the preactivation, it has none, nor beside scales and the most sums."""
     values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
     if problem.gate or problem.preactivation or problem.has_beta or promotes(problem) or not c_by_tma(problem):
         return False
@@ -293,7 +293,6 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
     assert not (split and problem.groups), "how many tiles there are, only the GPU knows"
     assert schedule.split_tiles <= num_tiles and (can_split_k(config) or not split)
     assert schedule.split_tiles == num_tiles or not schedule.reduction
-    last_m, last_n = last_tiles(problem, config, schedule)
     shared_parts = schedule.split_tiles * (schedule.split_k - 1) if split else 0
     loaded = (planes.count, problem.dtype == torch.float32)
     of_a = ("a", problem.a, problem.dtype, problem.batch, problem.M, problem.K, m // consumers, k)
@@ -342,8 +341,7 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "per_batch": num_m * num_n,
         "split_tiles": schedule.split_tiles,
         "split_k": schedule.split_k,
-        "last_m": last_m,
-        "last_n": last_n,
+        **dict(zip(("last_m", "last_n"), last_tiles(problem, config, schedule), strict=True)),
         "a_batches": planes.count * (problem.a.strides[0] > 0),
         "b_batches": planes.count * (problem.b.strides[0] > 0),
         "gate_bias_ptr": Pointer("gate_bias" if gate and problem.bias else "c"),
