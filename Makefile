@@ -185,7 +185,7 @@ gpu-battery: $(READY) ## all that shows the kernels to be right, on a GPU, in on
 	$(call need,torch triton numpy rich hypothesis pytest xdist pytest_timeout setuptools)
 	@env -u TRITON_INTERPRET '$(PY)' -m perf.battery $(ARGS)
 
-CUDA_SOURCES = find reference_cuda triton_gemm -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h'
+CUDA_SOURCES = find reference_cuda triton_gemm tests/native -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h'
 
 check: $(READY) ## format, lint, types and layers; changes nothing
 	$(call need,ruff mypy importlinter)

@@ -37,7 +37,9 @@ def test_it_trains_as_with_torch(theirs: list[torch.Tensor]) -> None:
 def test_a_wrong_product_shows_in_the_losses(theirs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """K's last column is dropped."""
     compute = matrices.compute
-    monkeypatch.setattr(matrices, "compute", lambda a, b, *more: compute(a[..., :-1], b[..., :-1, :], *more))
+    monkeypatch.setattr(
+        matrices, "compute", lambda x, *more: compute(x._replace(a=x.a[..., :-1], b=x.b[..., :-1, :]), *more)
+    )
     with pytest.raises(AssertionError, match="times as far as allowed"):
         training_runs.assert_a_run_like_torchs(ours(), theirs, "ieee")
 
