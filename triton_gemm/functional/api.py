@@ -22,7 +22,7 @@ from .matrices import Operands
 from .operators import is_plain, needs_grad
 
 _ACTIVATED: dict[str | None, Request] = {
-    activation: Request(beta=1, activation=activation) for activation in ACTIVATIONS
+    activation: Request(beta=1, activation=activation) for activation in (*ACTIVATIONS, *GATES)
 }
 _fast = fast_path.FastPath()
 

@@ -54,7 +54,10 @@ class Operands(NamedTuple):
 
 def function_of(name: str, x: Operands) -> Hashable:
     """What a call of `name` says to `FastPath.take` besides its request: the name, or also which operands it has."""
-    return name if x.is_product() else (name, *(operand is None for operand in x))
+    _, _, input, residual, gate, gate_bias = x
+    if residual is None and gate is None and gate_bias is None:
+        return name
+    return name, input is None, residual is None, gate is None, gate_bias is None
 
 
 def auxiliary_of(x: Operands, before: tuple[torch.Tensor, ...] = ()) -> tuple[torch.Tensor, ...]:
