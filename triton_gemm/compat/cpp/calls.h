@@ -3,13 +3,11 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/ones.h>
-#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "python.h"
+#include "state.h"
 
 namespace at::detail {  // of torch's library for CUDA; null where torch has none
 __attribute__((weak)) TensorBase empty_strided_cuda(IntArrayRef, IntArrayRef, ScalarType,
@@ -82,7 +80,7 @@ inline bool add_state(Call& call, bool add = false) {
   call.key.add(state.epoch.load(std::memory_order_acquire));
   const int64_t policy = policy_here(add);
   call.key.add(policy);
-  return policy != Numbers::kUnknown;
+  return policy != kUnknown;
 }
 
 // Whether `out` may share memory with an operand, as `GemmPlan.overlap` and `fast_path.same_storage` say.
@@ -120,7 +118,7 @@ std::shared_ptr<const Entry> entry_of(const Table& table, Call& call, const Read
   if (call.given && (overlaps(*found, call) || (!call.dispatched && call.operands[2]->is_inference())))
     return nullptr;
   if (!found->temporaries.empty() && stream_of(call.device()) == CU_STREAM_PER_THREAD) return nullptr;
-  return state.hooks.any() ? nullptr : found;
+  return any_hooks() ? nullptr : found;
 }
 
 inline at::Tensor make(const Shape& shape, c10::Device device) {

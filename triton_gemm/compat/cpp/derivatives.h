@@ -1,22 +1,15 @@
 // Derivatives of cached calls, above torch's autograd: in C++ what `functional.ops._Gemm` is in Python.
 #pragma once
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/threshold_backward.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "calls.h"
+#include "operators.h"
 
 namespace triton_gemm {
-
-// How the products of a backward are found. They are calls of the operator with its defaults.
-struct Backward {
-  std::atomic<Table*> table = nullptr;
-  int64_t operation = 0, request = 0;  // set before the table
-  int64_t many_rows = 0;               // of a gradient, from which on a product with ones sums them
-};
-inline Backward& backward = *new Backward;
 
 // Whether something wants to see products that go through the dispatcher: a mode of Python, a transform of
 // functorch, a profiler or another observer.
@@ -152,17 +145,15 @@ struct ActivatedNode : torch::autograd::Function<ActivatedNode> {
   }
 };
 
-// Whether `with_derivative` can make the result of a call that needs a gradient. Of alpha an entry knows only
-// whether it is 0.
-inline bool has_derivative(const Entry& entry, const Call& call) {
+// Of alpha an entry knows only whether it is 0.
+bool has_derivative(const Entry& entry, const Call& call) {
   const at::Tensor &a = *call.operands[0], &b = *call.operands[1];
   return entry.derivative != Derivative::kNone && !call.given && call.alpha == 1 && a.dim() >= 2 &&
          b.dim() == 2 && entry.result.dtype == static_cast<int>(a.scalar_type()) &&
          (call.count == 2 || call.operands[2]->scalar_type() == a.scalar_type()) && !is_watched();
 }
 
-// The result of a call that needs a gradient, whose entry it is.
-inline at::Tensor with_derivative(const Entry& entry, const Call& call) {
+at::Tensor with_derivative(const Entry& entry, const Call& call) {
   const Launch launch{entry, call};
   const at::Tensor& b = *call.operands[1];
   std::optional<at::Tensor> bias;

@@ -5,9 +5,8 @@
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
-#include "derivatives.h"
+#include "operators.h"
 #include "parse.h"
-#include "products.h"
 
 namespace triton_gemm {
 namespace {
@@ -43,8 +42,8 @@ bool read(Call& call, PyObject* const* arguments, bool add) {
     return false;
   }
   call.dispatched = arguments[6] == Py_True, call.given = out != Py_None;
-  const int64_t operation = state.numbers.of(arguments[0], add);
-  const int64_t number = operation < 0 ? operation : state.numbers.of_request(request, add);
+  const int64_t operation = of_python.numbers.of(arguments[0], add);
+  const int64_t number = operation < 0 ? operation : of_python.numbers.of_request(request, add);
   if (number < 0) return false;
   add_operation(call, operation, number, PyTuple_GET_SIZE(auxiliary));
   if (!add_python(arguments[1]) || !add_python(arguments[2]) || (call.given && !add_python(out)))
@@ -135,10 +134,10 @@ Table* table_of(PyObject* given) {
 PyObject* setup(PyObject*, PyObject* given) {
   return translated([&] {
     const py::handle configuration(given);
-    state.context = py::object(configuration.attr("context")).release().ptr();
-    state.in_backward = kept(configuration.attr("in_backward"));
-    state.make_context = kept(configuration.attr("make_context"));
-    state.hooks.set(configuration.attr("hooks"));
+    of_python.context = py::object(configuration.attr("context")).release().ptr();
+    of_python.in_backward = kept(configuration.attr("in_backward"));
+    of_python.make_context = kept(configuration.attr("make_context"));
+    of_python.hooks.set(configuration.attr("hooks"));
     Py_RETURN_NONE;
   });
 }
@@ -150,7 +149,7 @@ PyObject* connect(PyObject*, PyObject* given) {
   state.driver = new Driver{reinterpret_cast<decltype(Driver::launch)>(launch),
                             reinterpret_cast<decltype(Driver::error_string)>(error_string), [](int device) {
                               const py::gil_scoped_acquire gil;
-                              ask(state.make_context, device);
+                              ask(of_python.make_context, device);
                             }};
   Py_RETURN_NONE;
 }
@@ -190,8 +189,9 @@ PyObject* register_(PyObject*, PyObject* given) {
                                             &places.alpha, &places.beta, &places.out))
     return nullptr;
   return translated([&] {
-    register_product(group_at(number), full, key, python, PyUnicode_AsUTF8(operation),
-                     state.numbers.of(operation, true), state.numbers.of_request(request, true), places);
+    register_product(group_at(number), full, key, python == Py_None ? nullptr : kept(python),
+                     PyUnicode_AsUTF8(operation), of_python.numbers.of(operation, true),
+                     of_python.numbers.of_request(request, true), places);
     Py_RETURN_NONE;
   });
 }
@@ -286,8 +286,8 @@ PyObject* backward_by(PyObject*, PyObject* given) {
     return nullptr;
   return translated([&] {
     backward.table.store(nullptr, std::memory_order_release);
-    backward.operation = state.numbers.of(operation, true);
-    backward.request = state.numbers.of_request(request, true);
+    backward.operation = of_python.numbers.of(operation, true);
+    backward.request = of_python.numbers.of_request(request, true);
     backward.many_rows = many_rows;
     backward.table.store(table_of(table), std::memory_order_release);
     Py_RETURN_NONE;

@@ -1,39 +1,19 @@
 // Products of torch's dispatcher that it calls without Python. They are registered once, and neither
 // withdrawn nor freed.
 #pragma once
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/utils/pybind.h>
-
-#include <map>
-
-#include "calls.h"
-
-namespace torch::jit {  // of pybind_utils.h, which takes long to compile
-TORCH_PYTHON_API pybind11::object toPyObject(c10::IValue);
-}
+#include "operators.h"
 
 namespace triton_gemm {
 
-using Counter = std::atomic<int64_t>;
+// The GIL is held while this lives.
+class WithGil {
+ public:
+  WithGil() : state_(PyGILState_Ensure()) {}
+  ~WithGil() { PyGILState_Release(state_); }
+  WithGil(const WithGil&) = delete;
 
-// Products that begin and end to be routed together. Groups are never freed, for kernels outlive Python.
-struct Group {
-  std::atomic<bool> active = false;               // if not, all calls are torch's
-  std::atomic<Table*> table = nullptr;            // null: Python decides every call
-  std::map<std::string, Counter> launches, left;  // by operation; by operation and why torch computes it
-  std::vector<c10::RegistrationHandleRAII> registrations;
-  std::vector<c10::SafeKernelFunction> alive;  // kernels that were replaced, which threads may be running
-};
-inline auto& groups = *new std::deque<Group>;
-
-// Where a product has its operands and factors among its arguments; -1: it has none.
-struct Places {
-  int a = -1, b = -1, input = -1, alpha = -1, beta = -1, out = -1;
-};
-
-// An entry of the table without a launch: such calls are torch's.
-struct Left final : Entry {
-  Counter* count;
+ private:
+  PyGILState_STATE state_;
 };
 
 // All kernels of an operator, for each dispatch key the newest first. torch shows only the newest, so its
@@ -69,7 +49,8 @@ struct Product final : c10::OperatorKernel {
     at::Tensor result;  // undefined where the call is torch's
     if (group->active.load(std::memory_order_acquire)) {
       const c10::IValue* arguments = stack->data() + stack->size() - count;
-      if (!take(arguments, result) && python != nullptr) result = decide(handle, arguments);
+      if (!take(arguments, result) && python != nullptr)
+        result = decide(python.get(), handle, arguments, positional);
     }
     if (!result.defined()) return pass(handle, keys, stack);
     torch::jit::drop(*stack, count);
@@ -93,7 +74,7 @@ struct Product final : c10::OperatorKernel {
   // that came later may call it. Libraries of Python register with the GIL; torch reads kernels without a
   // lock, too.
   bool look_beneath(const c10::OperatorHandle& handle) {
-    const py::gil_scoped_acquire gil;
+    const WithGil others_wait;
     const Kernels& kernels = kernels_of(handle);
     const auto found = kernels.find(key);
     if (found == kernels.end()) return false;
@@ -106,30 +87,6 @@ struct Product final : c10::OperatorKernel {
                                              std::make_shared<c10::OperatorHandle>(handle)),
                  std::memory_order_release);
     return true;
-  }
-
-  // What Python computes, or an undefined tensor for what is torch's.
-  at::Tensor decide(const c10::OperatorHandle& handle, const c10::IValue* arguments) const {
-    const py::gil_scoped_acquire gil;
-    py::tuple given(positional);
-    py::dict named;
-    for (int i = 0; i < count; ++i) {
-      const c10::Argument& argument = handle.schema().arguments()[i];
-      if (argument.kwarg_only() && argument.default_value() == arguments[i]) continue;
-      c10::TypePtr type = argument.real_type();
-      if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-      py::object value = type->kind() == c10::TypeKind::ScalarTypeType && arguments[i].isInt()
-                             ? py::cast(static_cast<at::ScalarType>(arguments[i].toInt()))
-                             : torch::jit::toPyObject(arguments[i]);
-      if (argument.kwarg_only())
-        named[argument.name().c_str()] = std::move(value);
-      else
-        given[i] = std::move(value);
-    }
-    const auto result =
-        py::reinterpret_steal<py::object>(PyObject_Call(python.get(), given.ptr(), named.ptr()));
-    if (!result) throw_python();
-    return result.is_none() ? at::Tensor() : THPVariable_Unpack(result.ptr());
   }
 
   static bool number(const c10::IValue& given, double& value) {
@@ -170,11 +127,9 @@ struct Quiet final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// Registers a Product for an operator and a dispatch key, in the place of what is there now. name: by which
-// its calls are counted.
-inline void register_product(Group& group, const std::string& whole, const std::string& key,
-                             py::handle python, const std::string& name, int64_t operation, int64_t request,
-                             Places places) {
+void register_product(Group& group, const std::string& whole, const std::string& key,
+                      std::shared_ptr<PyObject> python, const std::string& name, int64_t operation,
+                      int64_t request, Places places) {
   Quiet handler;  // torch warns of kernels that are overridden
   const c10::WarningUtils::WarningHandlerGuard quiet(&handler);
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -184,7 +139,7 @@ inline void register_product(Group& group, const std::string& whole, const std::
   auto product = std::make_unique<Product>();
   product->key = c10::parseDispatchKey(key);
   product->before = new c10::SafeKernelFunction(handle.getComputedKernelForDispatchKey(product->key));
-  if (!python.is_none()) product->python = kept(python);
+  product->python = std::move(python);
   product->operation = operation, product->request = request, product->places = places;
   const auto& arguments = handle.schema().arguments();
   product->count = static_cast<int>(arguments.size());

@@ -1,13 +1,18 @@
 // Python's side: what C++ keeps of it, and what it asks it. Each of these takes the GIL itself where it needs
-// it.
+// it. module.cpp's unit alone includes this, since pybind11 takes long to compile.
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <cstring>
 
-#include "table.h"
+#include "operators.h"
+
+namespace torch::jit {  // of pybind_utils.h, which takes long to compile
+TORCH_PYTHON_API pybind11::object toPyObject(c10::IValue);
+}
 
 namespace triton_gemm {
 
@@ -89,8 +94,6 @@ struct PythonWorkspace final : Workspace {
 // Numbers that stand for Python objects in keys. All of it is read and written under the GIL.
 class Numbers {
  public:
-  static constexpr int64_t kUnknown = -1;
-
   // kUnknown where the object has none and gets none (`add`), or has no hash.
   int64_t of(py::handle object, bool add) {
     PyObject* found = PyDict_GetItemWithError(numbers_, object.ptr());
@@ -171,28 +174,48 @@ class Hooks {
   std::atomic<Py_ssize_t> seen_ = -1;
 };
 
-// What the extension is set up with. It is never freed, for kernels of torch's dispatcher outlive Python.
-struct State {
-  std::atomic<int64_t> epoch = 0;         // `generation.number`
-  std::atomic<bool> policies = false;     // whether a policy was ever set in a context
-  std::atomic<Driver*> driver = nullptr;  // null until entries may be kept
-  TensorMaps maps{1 << 14};
+// What of the setup only module.cpp sees. It is never freed either.
+struct OfPython {
   Numbers numbers;
   Hooks hooks;
   PyObject* context = nullptr;  // the variable of a context's policy
   std::shared_ptr<PyObject> in_backward, make_context;
 };
-inline State& state = *new State;
+inline OfPython& of_python = *new OfPython;
 
-// The number of the policy that counts in this context, 0 without one.
-inline int64_t policy_here(bool add) {
+bool any_hooks() { return of_python.hooks.any(); }
+
+int64_t policy_here(bool add) {
   if (!state.policies.load(std::memory_order_acquire)) return 0;
   const py::gil_scoped_acquire gil;
   PyObject* found;
-  if (PyContextVar_Get(state.context, Py_None, &found) < 0) throw_python();
+  if (PyContextVar_Get(of_python.context, Py_None, &found) < 0) throw_python();
   auto policy = py::reinterpret_steal<py::object>(found);
-  if (policy.is_none()) policy = ask(state.in_backward);
-  return policy.is_none() ? 0 : state.numbers.of(policy, add);
+  if (policy.is_none()) policy = ask(of_python.in_backward);
+  return policy.is_none() ? 0 : of_python.numbers.of(policy, add);
+}
+
+at::Tensor decide(PyObject* python, const c10::OperatorHandle& handle, const c10::IValue* arguments,
+                  int positional) {
+  const py::gil_scoped_acquire gil;
+  py::tuple given(positional);
+  py::dict named;
+  for (size_t i = 0; i < handle.schema().arguments().size(); ++i) {
+    const c10::Argument& argument = handle.schema().arguments()[i];
+    if (argument.kwarg_only() && argument.default_value() == arguments[i]) continue;
+    c10::TypePtr type = argument.real_type();
+    if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    py::object value = type->kind() == c10::TypeKind::ScalarTypeType && arguments[i].isInt()
+                           ? py::cast(static_cast<at::ScalarType>(arguments[i].toInt()))
+                           : torch::jit::toPyObject(arguments[i]);
+    if (argument.kwarg_only())
+      named[argument.name().c_str()] = std::move(value);
+    else
+      given[i] = std::move(value);
+  }
+  const auto result = py::reinterpret_steal<py::object>(PyObject_Call(python, given.ptr(), named.ptr()));
+  if (!result) throw_python();
+  return result.is_none() ? at::Tensor() : THPVariable_Unpack(result.ptr());
 }
 
 }  // namespace triton_gemm
