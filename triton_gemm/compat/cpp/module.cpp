@@ -316,7 +316,8 @@ PyMethodDef functions[] = {{"setup", setup, METH_O, nullptr},
                            {"counted", counted, METH_VARARGS, nullptr},
                            {"backward_by", backward_by, METH_VARARGS, nullptr},
                            {}};
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "triton_gemm_native", nullptr, -1, functions};
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "triton_gemm_native", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 }  // namespace triton_gemm
