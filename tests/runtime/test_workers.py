@@ -24,7 +24,7 @@ import torch
 import triton_gemm
 from tests.runtime.test_plan import at_once, half, key_of, plan_without_a_gpu
 from tests.support.table_fakes import HOPPER, problem_of
-from triton_gemm.functional import api, fast_path, matrices
+from triton_gemm.functional import api, fast_path
 from triton_gemm.problem import Request
 from triton_gemm.runtime import plan, policies, workspace
 
@@ -193,7 +193,6 @@ def test_a_hundred_thousand_problems_stay_within_the_caches(monkeypatch: pytest.
     by_model = functools.lru_cache(policies.by_model.cache_info().maxsize)(lambda problem, device: made.selection)
     monkeypatch.setattr(policies, "by_model", by_model)
     monkeypatch.setattr(policies.tables, "lookup", lambda *_: None)
-    monkeypatch.setattr(matrices, "known", lambda *_: fast_path.Known(made, object))
     memory = half(1)
     b, first = memory.expand(32, 48), None
     for M in range(1, 100_001):
@@ -205,7 +204,7 @@ def test_a_hundred_thousand_problems_stay_within_the_caches(monkeypatch: pytest.
             first = first or problem
             key, nothing = api._fast.take("matmul", a, b, (), Request())
             assert nothing is None
-            api._keep_fast_path(key, Request(), a, b, None, None, c)
+            api._fast.keep(key, fast_path.Known(made, object))  # type: ignore[arg-type]  # no tensor is made
         assert len(plan.PLANS) <= plan.MAX_PLANS
     assert len(plan.PLANS) == len(api._fast.calls) == plan.MAX_PLANS
     assert by_model.cache_info().currsize == by_model.cache_info().maxsize == plan.MAX_PLANS

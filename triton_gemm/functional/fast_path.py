@@ -10,11 +10,13 @@ import logging
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..compat import (
+    INTERPRETED,
     current_device,
     free_in_children,
     in_transform,
@@ -33,6 +35,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data
 Key = tuple[object, ...]
 # What an entry may raise that is not Triton's launcher's. A signal's handler may raise others.
 EXPECTED = (AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+_autocasts = partial(torch.is_autocast_enabled, "cpu") if INTERPRETED else torch.is_autocast_enabled
 log = logging.getLogger("triton_gemm")
 
 
@@ -98,7 +101,7 @@ class FastPath:
         said: the function, with what `request` lacks. The rest may be anything that a user gave. dispatched: whether
         torch's dispatcher calls, after autograd and autocast, with tensors that are no negative views.
         """
-        if not dispatched and (must_dispatch() or torch.is_autocast_enabled()):
+        if not dispatched and (must_dispatch() or _autocasts()):
             return None, None
         if self.table is not None:
             c = self.table.take(said, a, b, auxiliary, request, out, dispatched)

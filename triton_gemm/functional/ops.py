@@ -148,7 +148,8 @@ def gemm(
             if c is None:
                 launched = [] if launched is None and key is not None else launched
                 c = _differentiable(x, request, launched)[0]
-                _fast.keep(key, launched[0] if launched else None)
+                if launched and launched[0] is not None:  # each table is offered one of its own
+                    _fast.keep(key, replace(launched[0]) if launched[0].plan is not None else launched[0])
             return c
         return _differentiable(x, request, launched)[0]
     if launched is None:
@@ -286,7 +287,10 @@ def _tangents(
     if by_residual is not None:
         by_residual = by_residual.expand(c.shape).to(c.dtype)
         tangent = by_residual if tangent is None else tangent + by_residual
-    return tangent, *of_before
+    if not of_before:
+        return (tangent,)
+    # Of several outputs torch takes no tangent that is not there.
+    return tuple([torch.zeros_like(c) if x is None else x for x in (tangent, *of_before)])
 
 
 def _differentiable(x: Operands, request: Request, launched: list[fast_path.Known | None] | None = None) -> Tensors:
@@ -369,6 +373,8 @@ def _kernel(*arguments: Any) -> torch.Tensor:
 
 def _kernel_for_backward(*arguments: Any) -> Tensors:
     x, request = _checked(*arguments)
+    if request.activation is None:
+        raise RuntimeError("gemm_for_backward: without an activation there is nothing else to return")
     return for_backward(_computed(x, request._replace(preactivation=True)))
 
 
@@ -379,6 +385,8 @@ def _checked(*arguments: Any) -> tuple[Operands, Request]:
         raise RuntimeError(f"gemm: {x.a.dtype} and {x.b.dtype} cannot be multiplied")
     if x.gate is None and x.gate_bias is not None:
         raise RuntimeError("gemm: a gate's bias needs a gate")
+    if request.activation is not None and request.activation not in ACTIVATIONS:
+        raise RuntimeError(f"gemm: there is no activation {request.activation!r}")
     if x.gate is not None and (x.gate.shape != x.b.shape or request[:2] != (1, 1) or request.activation is None):
         raise RuntimeError("gemm: a gate has b's shape and an activation, and no factors")
     return x, request

@@ -104,7 +104,7 @@ def built() -> Any:
         _begun, _why = True, BUILDING
     try:
         _module = load(where, _set_up)
-    except (ImportError, NotImplementedError):  # `module` builds it, or says why there is none
+    except (ImportError, NotImplementedError, PermissionError):  # `module` builds it, or says why there is none
         pass
     except OSError as error:
         if error.errno is None:  # not the system's: a signal's handler has raised it, as TimeoutError

@@ -165,6 +165,33 @@ def test_vmap_also_of_gradients(in_dims: tuple[int | None, ...]) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=5e-3)
 
 
+@pytest.mark.parametrize("which", [(0,), (1,), (2,), (3,), (4,), (5,), (1, 5), (0, 3)], ids=str)
+@pytest.mark.parametrize("activation", ["swiglu", "gelu", "relu"])
+def test_tangents_of_some_operands(activation: str, which: tuple[int, ...]) -> None:
+    """Of x, a weight and its bias, a gate and its bias, and a residual."""
+    shapes = [(3, 8), (6, 8), (6,), (6, 8), (6,), (3, 6)]
+    operands = [draw(*shape, seed=i, dtype=DOUBLE) for i, shape in enumerate(shapes)]
+
+    def ours(*some: torch.Tensor) -> torch.Tensor:
+        x, w, b, g, gb, r = given(some)
+        gates = {"gate": g, "gate_bias": gb} if activation == "swiglu" else {}
+        return triton_gemm.linear(x, w, b, activation, residual=r, **gates)  # type: ignore[arg-type]  # a name
+
+    def theirs(*some: torch.Tensor) -> torch.Tensor:
+        x, w, b, g, gb, r = given(some)
+        before = torch.nn.functional.linear(x, w, b)
+        if activation == "swiglu":
+            return torch.nn.functional.silu(torch.nn.functional.linear(x, g, gb)) * before + r
+        return getattr(torch.nn.functional, activation)(before) + r
+
+    def given(some: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        return [some[which.index(i)] if i in which else x for i, x in enumerate(operands)]
+
+    some = tuple(operands[i] for i in which)
+    tangents = tuple(torch.ones_like(x) for x in some)
+    torch.testing.assert_close(torch.func.jvp(ours, some, tangents), torch.func.jvp(theirs, some, tangents))
+
+
 def test_the_operator_is_sound() -> None:
     shapes = ((3, 8), (8, 16), (8, 16), (16,), (16,))
     operands = [draw(*shape, dtype=BF16).requires_grad_() for shape in shapes]

@@ -225,6 +225,14 @@ def test_a_residual_that_does_not_fit_is_named() -> None:
         triton_gemm.linear(x.to(INT8), w.to(INT8), residual=ones(2, 5).to(INT8))
 
 
+def test_later_calls_are_cast_as_the_first() -> None:
+    """Under autocast and outside of it, whichever came first."""
+    a, b = draw(20, 33), draw(33, 9)
+    for entered in (False, True, False, True):
+        with torch.autocast("cpu", BF16, enabled=entered):
+            assert {f(a, b).dtype for f in (triton_gemm.matmul, triton_gemm.mm)} == {BF16 if entered else FLOAT}
+
+
 def test_the_operator_that_adds_a_residual_is_sound() -> None:
     operands = [draw(*shape).requires_grad_() for shape in ((20, 33), (33, 9), (20, 9), (9,))]
     a, b, residual, bias = operands
