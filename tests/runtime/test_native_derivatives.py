@@ -17,8 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.support import fake_driver
+from tests.support.epilogue_truth import activated
 from triton_gemm.functional import api, fast_path, matrices, ops, rules
-from triton_gemm.problem import SUM, Request
+from triton_gemm.problem import ACTIVATIONS, SUM, Request
 from triton_gemm.runtime import native, native_build, plan
 
 pytestmark = pytest.mark.slow
@@ -143,6 +144,34 @@ def test_gradients_are_torch_s(
     for x, of_x in zip([x for x in operands if x.requires_grad], found, strict=True):
         assert of_x.shape == x.shape and (1 in x.shape or of_x.stride() == x.stride()), "accumulating copies nothing"
     assert len(computed) == sum(x.requires_grad for x in operands[:2]) + (name == "many rows")
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_of_activations_are_torch_s(
+    driver: fake_driver.Driver, computed: list[Any], name: str, has_bias: bool
+) -> None:
+    """Launches store nothing here: what the activation is applied to, or relu's result, is put where it is saved."""
+    operands = (random(*X), random(*W), *((random(*BIAS),) if has_bias else ()))
+    before = F.linear(*operands)
+    expected = activated(before, name)
+    saved = (expected if name == "relu" else before).detach()
+    packed: list[torch.Size] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        packed.append(x.shape)
+        return saved if x.shape == saved.shape else x
+
+    bias = operands[2] if has_bias else None
+    for _ in range(3):
+        triton_gemm.linear(operands[0], operands[1], bias, name)  # type: ignore[arg-type]  # a name
+    driver.by_python.clear(), driver.seen.clear()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        c = triton_gemm.linear(operands[0], operands[1], bias, name)  # type: ignore[arg-type]  # a name
+    assert c.grad_fn is not None and "ActivatedNode" in c.grad_fn.name() and driver.seen and not driver.by_python
+    assert packed == [torch.Size(X), torch.Size((W[1], W[0])), saved.shape]
+    grad = random(*expected.shape, seed=1).detach()
+    torch.testing.assert_close(grads_of(c, operands, grad), grads_of(expected, operands, grad))
 
 
 def test_gradients_of_gradients_are_torch_s(driver: fake_driver.Driver, computed: list[Any]) -> None:

@@ -15,6 +15,7 @@ import triton_gemm
 from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.support.kernel_cases import bits
 from triton_gemm.functional import api, fast_path, ops, routing
+from triton_gemm.problem import ACTIVATIONS
 from triton_gemm.runtime import native, native_build, native_file
 from triton_gemm.selection import generation
 
@@ -163,6 +164,9 @@ TRAINED: dict[str, Callable[..., torch.Tensor]] = {
     "matmul": lambda x, weight, gate, bias: triton_gemm.matmul(x, weight.T),
     "addmm": lambda x, weight, gate, bias: triton_gemm.addmm(bias, x, weight.T),
     "gate": lambda x, weight, gate, bias: triton_gemm.linear(x, weight, bias, "swiglu", gate=gate),
+    **{
+        name: lambda x, weight, gate, bias, name=name: triton_gemm.linear(x, weight, bias, name) for name in ACTIVATIONS
+    },
 }
 
 
@@ -192,7 +196,8 @@ def test_derivatives_have_the_same_bits(
     for _ in range(4):
         by_cpp = step()
     c = by_cpp[0]
-    assert c is not None and c.grad_fn is not None and ("GemmNode" in c.grad_fn.name()) == (name != "gate")
+    node = "_Gemm" if name == "gate" else "::ActivatedNode" if name in ACTIVATIONS else "::GemmNode"
+    assert c is not None and c.grad_fn is not None and node in c.grad_fn.name()
     # torch's nodes of leaves belong to the stream that made them, and live as long as a graph that ends in them. One of
     # the default stream would have a capture wait for that.
     c = None
