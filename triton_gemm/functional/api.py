@@ -355,8 +355,8 @@ def linear(
 ) -> torch.Tensor:
     """`torch.nn.functional.linear` with more: activation(input @ weight.T + bias) + residual, or a gated layer.
 
-    One kernel computes all of it, with one rounding. With gradients it also stores what the activation is applied to,
-    for the backward; the result has the same bits.
+    One kernel computes it, with one rounding. With gradients it also stores what an activation is applied to, for the
+    backward; the result has the same bits.
 
     With a gate the result is silu(input @ gate.T + gate_bias) * (input @ weight.T + bias) + residual, or with gelu,
     gelu_tanh or relu instead of silu. In fp16 and bf16 one kernel computes the gated product, unless it is
@@ -412,6 +412,8 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
         or gate_bias is not None
         or (isinstance(request.activation, str) and request.activation in GATES)
     ):
+        if gate is None and gate_bias is not None:
+            raise ValueError("linear(): gate_bias is given without gate")
         request = request._replace(activation=rules.gate("linear", request.activation, gate, "[N, K] each: weight"))
     arguments.tensors("linear", input=a, weight=weight, **{name: y for name, y in more.items() if y is not None})
     rules.activation("linear", request.activation)

@@ -241,6 +241,11 @@ MISTAKES = {
         ValueError,
         "weight and gate, and gate is missing",
     ),
+    "no gate but its bias": (
+        lambda: triton_gemm.linear(X, UP, gate_bias=X[0]),
+        ValueError,
+        "gate_bias is given without gate",
+    ),
     "no activation": (
         lambda: triton_gemm.linear(X, UP, gate=UP),
         ValueError,
