@@ -205,7 +205,8 @@ class _Gemm(Derivatives):
         ctx.like = [None if x is None else _likeness(x) for x in (a, b, gate)]
         ctx.added = [None if x is None else (x.shape, x.dtype) for x in (input, residual, gate_bias)]
         needs = ctx.needs_input_grad
-        keeps_c = ctx.request.activation == "relu" and not before
+        ctx.through = any([needs[i] for i in (0, 1, 2, 4, 5)])  # not the residual alone
+        keeps_c = ctx.request.activation == "relu" and not before and ctx.through
         ctx.save_for_backward(
             *(a if needs[1] or needs[4] else None, b if needs[0] else None, gate if needs[0] else None),
             *(c if keeps_c else None, *before, *[None] * (2 - len(before))),
@@ -226,7 +227,10 @@ class _Gemm(Derivatives):
         needs = ctx.needs_input_grad
         if grad is not None and needs[3]:
             grads[3] = _through_addition(grad, 1, *of_residual)
-        by_sum, by_gate = through_activation(request.activation, grad, c, before, of_before, ctx.like[2] is not None)
+        by_sum = by_gate = None
+        if ctx.through:
+            gated = ctx.like[2] is not None
+            by_sum, by_gate = through_activation(request.activation, grad, c, before, of_before, gated)
         # Sizes are the operands': a compiler may know those of a gradient in the backward alone.
         a_like, b_like, gate_like = ctx.like
         a_shape, b_shape = a_like[0], b_like[0]
@@ -295,7 +299,9 @@ def _tangents(
 
 def _differentiable(x: Operands, request: Request, launched: list[fast_path.Known | None] | None = None) -> Tensors:
     """The result, and what else `_Gemm` returns, with their derivatives."""
-    request = for_gradients(request, x.residual is None and x.gate is None)
+    through = any([y is not None and y.requires_grad for y in x._replace(residual=None)]) or differentiates_forward(*x)
+    if through and not request.preactivation:
+        request = for_gradients(request, x.residual is None and x.gate is None)
     found = _Gemm.apply(*x, request, launched)  # type: ignore[attr-defined]
     return (found,) if isinstance(found, torch.Tensor) else found
 
@@ -364,7 +370,7 @@ def _autograd_for_backward(*arguments: Any) -> Tensors:
         with below_autograd():
             return _op_for_backward(*arguments)
     with single_level_autograd():
-        return for_backward(_differentiable(x, request))
+        return for_backward(_differentiable(x, request._replace(preactivation=True)))
 
 
 def _kernel(*arguments: Any) -> torch.Tensor:

@@ -47,6 +47,19 @@ def test_gradients_change_no_bit(layer: Layer) -> None:
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu", "swiglu"])
+def test_nothing_is_kept_for_a_residual_alone(activation: str) -> None:
+    layer = Layer((20,), 24, 32, torch.bfloat16, activation, True, "a row")
+    operands = layer.operands("cpu")
+    operands["residual"].requires_grad_()
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
+        found = layer.call(operands)
+    assert not kept
+    found.backward(torch.ones_like(found))
+    assert torch.equal(operands["residual"].grad, torch.full((1, 24), 20.0).bfloat16())  # type: ignore[arg-type]  # it has one
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu", "swiglu"])
 def test_a_compiled_layer_has_the_bits_of_an_eager_one(activation: str) -> None:
     layer = Layer((20,), 24, 32, torch.bfloat16, activation, True, "whole")
     operands = layer.operands("cpu")

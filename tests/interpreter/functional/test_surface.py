@@ -238,6 +238,7 @@ def test_the_operator_that_adds_a_residual_is_sound() -> None:
     a, b, residual, bias = operands
     for operator in (torch.ops.triton_gemm.gemm.default, torch.ops.triton_gemm.gemm_for_backward.default):
         torch.library.opcheck(operator, (a, b, bias, 1, 1, "gelu"), {"residual": residual})
+    torch.library.opcheck(torch.ops.triton_gemm.gemm_for_backward.default, (a, b, bias, 1, 1, "relu"))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
