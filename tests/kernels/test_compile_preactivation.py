@@ -51,7 +51,7 @@ FORMS = {
     "gate": replace(gated_problem(*SIZE, "gelu", "n"), preactivation=True),
     "gate of groups": replace(in_groups(*SIZE), preactivation=True),
 }
-ROOMY = 128  # accumulators of one of two consumers, beside which a thread has registers for these addresses
+ROOMY = 128  # accumulators a thread may hold and still have registers for the addresses of these stores
 
 
 def tight(form: GemmProblem) -> list[TileConfig]:
@@ -70,8 +70,8 @@ def tight(form: GemmProblem) -> list[TileConfig]:
     [pytest.param(name, config, id=f"{name}-{ids(config)}") for name, form in FORMS.items() for config in tight(form)],
 )
 def test_warp_specialised(name: str, config: TileConfig) -> None:
-    """Whole sums: TMA stores what it stores alone, and as much of what is beside it; where it loads C's own values,
-    threads store two elements at once."""
+    """Without split-K: there are as many TMA stores for each further matrix as for C. If TMA loads C's old values,
+    threads store the preactivation by pointers, two elements at once."""
     form = FORMS[name]
     schedule = Schedule(HOPPER.num_sms)
     kernels = [compiled(x, warp_specialised.launches(x, config, schedule)) for x in (form, form.to_choose_for())]

@@ -36,7 +36,7 @@ def tile(m: int, n: int) -> TileConfig:
 
 # Four epilogue tiles, in a loop; a tail; two consumers; what leaves room for sums of parts in turn.
 TILES = (tile(64, 256), tile(64, 96), tile(128, 128), tile(64, 32))
-NARROW = replace(tile(64, 64), BLOCK_N=88, BLOCK_K=64)  # whose last columns leave in narrow epilogue tiles
+NARROW = replace(tile(64, 64), BLOCK_N=88, BLOCK_K=64)  # its last columns are stored in narrow epilogue tiles
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,8 @@ def test_gates(kernel: SimpleNamespace, config: TileConfig) -> None:
 
 @dataclass
 class InGroups:
-    """A plan of groups of rows, whose tiles the CPU lists, the last first: none hides what another writes beyond it."""
+    """A plan of groups of rows. The CPU lists its tiles in reverse order, so that a store out of bounds is not
+    overwritten by the next tile."""
 
     problem: GemmProblem
     config: TileConfig

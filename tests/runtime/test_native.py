@@ -53,7 +53,7 @@ class Call:
     auxiliary: tuple[torch.Tensor, ...] = ()
     request: Request = SUM
     out: torch.Tensor | None = None
-    said: Any = "mm"
+    operation: Any = "mm"
     dispatched: bool = True
     copies: bool = False
 
@@ -62,8 +62,7 @@ class Call:
 
     def take(self, **others: Any) -> torch.Tensor | None:
         """The result of a call with these in the place of the first one's."""
-        said = {name: others.get(name, getattr(self, name)) for name in CALL}
-        return self.fast.take(**said)[1]
+        return self.fast.take(**{name: others.get(name, getattr(self, name)) for name in CALL})[1]
 
     def plan(self) -> plan.GemmPlan:
         """Plans and compiles it, and calls it once, by Python."""
@@ -100,7 +99,7 @@ class Call:
         return c if self.driver.seen else None
 
 
-CALL = ("said", "a", "b", "auxiliary", "request", "out", "dispatched")
+CALL = ("operation", "a", "b", "auxiliary", "request", "out", "dispatched")
 
 
 CASES = {
@@ -302,8 +301,8 @@ OTHERS = {
     "a tensor without storage": {"a": torch._efficientzerotensor(256, 512, dtype=torch.bfloat16)},
     "a bias": {"auxiliary": (half(768),)},
     "an out": {"out": half(256, 768)},
-    "another function": {"said": "addmm"},
-    "a function without a hash": {"said": ["mm"]},
+    "another function": {"operation": "addmm"},
+    "a function without a hash": {"operation": ["mm"]},
     "an activation": {"request": Request(beta=1, activation="relu")},
     "a precision": {"request": Request(beta=1, precision="ieee")},
     "no addend": {"request": Request()},
@@ -415,7 +414,7 @@ def test_fp32_is_multiplied_as_torch_is_set(driver: fake_driver.Driver) -> None:
 
 @pytest.fixture
 def undispatched(driver: fake_driver.Driver) -> Call:
-    call = Call(driver, *SMALL, said="matmul", request=PRODUCT, dispatched=False)
+    call = Call(driver, *SMALL, operation="matmul", request=PRODUCT, dispatched=False)
     call.plan()
     return call
 
@@ -442,7 +441,7 @@ def test_calls_of_the_user_are_looked_at(undispatched: Call) -> None:
 
 def test_versions_count_writes(driver: fake_driver.Driver) -> None:
     for dispatched, writes in ((False, 1), (True, 0)):
-        call = Call(driver, *SMALL, said="x", request=PRODUCT, out=half(256, 768), dispatched=dispatched)
+        call = Call(driver, *SMALL, operation="x", request=PRODUCT, out=half(256, 768), dispatched=dispatched)
         call.plan()
         before = call.out._version  # type: ignore[union-attr]
         assert call.by_cpp() is call.out
@@ -507,19 +506,19 @@ def test_encoders_that_fail_are_heard(call: Call, monkeypatch: pytest.MonkeyPatc
 def test_the_oldest_calls_are_given_up(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MAX_PLANS", 3)
     call = Call(driver, *SMALL)
-    for said in range(5):
-        call.said = said
+    for operation in range(5):
+        call.operation = operation
         call.plan()
-    assert [call.by_cpp(said=said) is not None for said in range(5)] == [False, False, True, True, True]
+    assert [call.by_cpp(operation=operation) is not None for operation in range(5)] == [False, False, True, True, True]
 
 
 def test_nothing_is_kept_alive(driver: fake_driver.Driver) -> None:
     call = Call(driver, *SMALL)
     found = weakref.ref(call.plan())
-    references = [sys.getrefcount(x) for x in (None, call.a, call.request, call.said)]
+    references = [sys.getrefcount(x) for x in (None, call.a, call.request, call.operation)]
     for _ in range(1000):
         call.take()
-    after = [sys.getrefcount(x) for x in (None, call.a, call.request, call.said)]
+    after = [sys.getrefcount(x) for x in (None, call.a, call.request, call.operation)]
     assert all(x <= y + 50 for x, y in zip(after, references, strict=True))
     driver.by_python.clear()
     call.fast.calls.clear()

@@ -1,4 +1,4 @@
-"""What tells the calls of C++'s table apart, without kernels: an entry whose launch fails."""
+"""The key of C++'s table. No kernel is launched: a call is found if its launch fails."""
 
 from __future__ import annotations
 

@@ -432,7 +432,6 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
     else:
         rules.linear(a, weight, x.input)
     if x.residual is not None:
-        rules.computable("linear", a, weight, x.input, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
         rules.residual("linear", a, weight, x.residual)
         if weight.dim() == 1 and x.residual.dim() > 0:
             x = x._replace(residual=x.residual.unsqueeze(-1))
@@ -463,16 +462,11 @@ def _product(
     if request.batch_invariant is not None:
         arguments.flag(function, "batch_invariant", request.batch_invariant)
     a, b, vectors = _matrices(x.a, x.b)
-    given = x.a, x.b, x.input
     x = x._replace(a=a, b=b)
     if out is not None:
         found = _product_into(function, request, out, x, vectors)
         # Unless `out` was resized, and is not what the key says.
-        if (
-            key is not None
-            and not vectors
-            and key[1] == plan.key_of(request, given[0], given[1], out, matrices.auxiliary_of(x))
-        ):
+        if key is not None and not vectors and key[1] == plan.key_of(request, a, b, out, matrices.auxiliary_of(x)):
             _fast.keep(key, found)
         return out
     if key is None:

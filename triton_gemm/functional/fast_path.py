@@ -88,7 +88,7 @@ class FastPath:
 
     def take(
         self,
-        said: Hashable,
+        operation: Hashable,
         a: torch.Tensor,
         b: torch.Tensor,
         auxiliary: tuple[torch.Tensor, ...] = (),
@@ -98,13 +98,13 @@ class FastPath:
     ) -> tuple[Key | None, torch.Tensor | None]:
         """(the key to `keep` the call by, or None where more than it says counts; the result, if one is kept by it).
 
-        said: the function, with what `request` lacks. The rest may be anything that a user gave. dispatched: whether
-        torch's dispatcher calls, after autograd and autocast, with tensors that are no negative views.
+        operation: the function, with what `request` lacks. The rest may be anything that a user gave. dispatched:
+        whether torch's dispatcher calls, after autograd and autocast, with tensors that are no negative views.
         """
         if not dispatched and (must_dispatch() or _autocasts()):
             return None, None
         if self.table is not None:
-            c = self.table.take(said, a, b, auxiliary, request, out, dispatched)
+            c = self.table.take(operation, a, b, auxiliary, request, out, dispatched)
             if c is not None:
                 return None, c
         needs_grad = False
@@ -117,9 +117,9 @@ class FastPath:
         if auxiliary and request.beta != 1:
             return None, None
         try:
-            if needs_grad and (out is not None or not may_differentiate(said, a, b, auxiliary, request)):
+            if needs_grad and (out is not None or not may_differentiate(operation, a, b, auxiliary, request)):
                 return None, None
-            key = said, plan.key_of(request, a, b, out, auxiliary), needs_grad
+            key = operation, plan.key_of(request, a, b, out, auxiliary), needs_grad
             found = self.calls.get(key)
         except plan.UnallocatedError:
             raise
@@ -134,10 +134,10 @@ class FastPath:
         if out is None:
             if made.index is not None and made.index != current_device():
                 with torch.cuda.device(made.index):
-                    return self.take(said, a, b, auxiliary, request, out, dispatched)
+                    return self.take(operation, a, b, auxiliary, request, out, dispatched)
             if needs_grad:  # the fast path has derivatives in C++ alone
                 if not found.offered:
-                    self._offer(key, found, (said, a, b, auxiliary, request, out, dispatched))
+                    self._offer(key, found, (operation, a, b, auxiliary, request, out, dispatched))
                 return None, None
             out = found.empty()
         elif made.overlap(a, b, out) or any(same_storage(x, out) for x in auxiliary):
@@ -152,7 +152,7 @@ class FastPath:
         else:
             made.run(a, b, out, auxiliary, request.alpha)
         if not found.offered:
-            self._offer(key, found, (said, a, b, auxiliary, request, given, dispatched))
+            self._offer(key, found, (operation, a, b, auxiliary, request, given, dispatched))
         return key, out
 
     def _offer(self, key: Key, found: Known, call: tuple[Any, ...]) -> None:
@@ -173,8 +173,8 @@ class FastPath:
         except EXPECTED as error:  # the call itself was launched
             log.debug("calls like %s are launched by Python: %s", key, error)
             return
-        said, a, b, auxiliary, request, out, _ = call
-        if key[:2] != (said, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts
+        operation, a, b, auxiliary, request, out, _ = call
+        if key[:2] != (operation, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts
             table.forget()
 
     def _table(self, extension: Any) -> Any:
@@ -187,7 +187,7 @@ class FastPath:
 
     def run(
         self,
-        said: Hashable,
+        operation: Hashable,
         a: torch.Tensor,
         b: torch.Tensor,
         auxiliary: tuple[torch.Tensor, ...],
@@ -198,7 +198,7 @@ class FastPath:
         says what calls like it launch."""
         key, c = None, None
         if not any(x.is_neg() for x in (a, b, *auxiliary)):
-            key, c = self.take(said, a, b, auxiliary, request, dispatched=True)
+            key, c = self.take(operation, a, b, auxiliary, request, dispatched=True)
         if c is None:
             c, found = launch()
             self.keep(key, found)
@@ -210,23 +210,23 @@ class FastPath:
             plan.keep(self.calls, key, found, plan.MAX_PLANS)
 
 
-def derivative_of(said: Hashable, request: Request) -> int:
+def derivative_of(operation: Hashable, request: Request) -> int:
     """The derivative that C++ gives the result of such a call here, as in DERIVATIVES; 0: it has none. Its backward
     follows the policy of its own time, so none where the policy now is to be remembered."""
     if (request not in (SUM, PRODUCT) and request not in ACTIVATED) or plan.remembering(request) is not request:
         return 0
-    return DERIVATIVES.get(said, 0)
+    return DERIVATIVES.get(operation, 0)
 
 
 def may_differentiate(
-    said: Hashable, a: torch.Tensor, b: torch.Tensor, auxiliary: tuple[torch.Tensor, ...], request: Request
+    operation: Hashable, a: torch.Tensor, b: torch.Tensor, auxiliary: tuple[torch.Tensor, ...], request: Request
 ) -> bool:
     """Whether C++ may give the result of such a call a derivative, once the call is known."""
-    if said not in DERIVATIVES or b.dim() != 2 or a.dim() < 2:
+    if operation not in DERIVATIVES or b.dim() != 2 or a.dim() < 2:
         return False
-    if any(x.numel() != b.shape[said != "linear"] for x in auxiliary):
+    if any(x.numel() != b.shape[operation != "linear"] for x in auxiliary):
         return False
-    return derivative_of(said, request) != 0 and native.possible() and not in_transform()
+    return derivative_of(operation, request) != 0 and native.possible() and not in_transform()
 
 
 def same_storage(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -75,8 +75,8 @@ def grouped_matmul(
     """
     key = None
     if offs is not None:
-        said = "grouped_matmul", out_dtype, precision, batch_invariant, activation
-        key, c = _fast.take(said, mat_a, mat_b, (offs,) if gate is None else (gate, offs))
+        operation = "grouped_matmul", out_dtype, precision, batch_invariant, activation
+        key, c = _fast.take(operation, mat_a, mat_b, (offs,) if gate is None else (gate, offs))
         if c is not None:
             return c
     arguments.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b, **({} if gate is None else {"gate": gate}))
@@ -148,9 +148,10 @@ def _computed(
     if request.preactivation:
         before = tuple(_empty(a, b, offs, request.out_dtype) for _ in range(1 if gate is None else 2))
     auxiliary = (*(() if gate is None else (gate,)), offs, *before)
-    # Nothing of c is read: beta is 0, and 1 in what is said.
-    operation, said = ("grouped_gemm", gate is None), request._replace(beta=1)
-    c = _fast.run(operation, a, b, auxiliary, lambda: launch(a, b, offs, gate, request, before), said)
+    # The fast path takes auxiliary operands with beta = 1 only; beta is not used here.
+    keyed_by = request._replace(beta=1)
+    operation = "grouped_gemm", gate is None
+    c = _fast.run(operation, a, b, auxiliary, lambda: launch(a, b, offs, gate, request, before), keyed_by)
     return c, *before
 
 

@@ -53,7 +53,7 @@ class Operands(NamedTuple):
 
 
 def function_of(name: str, x: Operands) -> Hashable:
-    """What a call of `name` says to `FastPath.take` besides its request: the name, or also which operands it has."""
+    """The operation of a call of `name`, for `FastPath.take`: the name, and if it has other operands which."""
     _, _, input, residual, gate, gate_bias = x
     if residual is None and gate is None and gate_bias is None:
         return name
@@ -94,11 +94,11 @@ def compute(
 def compute_into(
     c: torch.Tensor, x: Operands, request: Request, before: tuple[torch.Tensor, ...] = ()
 ) -> fast_path.Known | None:
-    """As `compute`, into c, which shares no memory with the others, but may be `input` itself. It may have no gate and
-    no residual, unless `compute` has looked whether one launch can do that."""
+    """As `compute`, into c, which shares no memory with the others, but may be `input` itself. x has a gate or a
+    residual only if one launch can compute it (`_is_one_product`)."""
     if c.numel() == 0:
         return fast_path.SLOW
-    asked, (a, b, input, residual, gate, gate_bias) = request, x
+    beta, (a, b, input, residual, gate, gate_bias) = request.beta, x
     request, auxiliary = adding(c, input, request)
     if residual is not None:
         request = request._replace(beta=1.0, residual=True)
@@ -123,7 +123,7 @@ def compute_into(
     operands, found = launched[0]
     if input is c:  # which no key says
         return None
-    scaled = input is not None and asked.beta != 1
+    scaled = input is not None and beta != 1
     if scaled or len(launched) > 1 or len(operands) != len(given) or request.bias == "m":
         return fast_path.SLOW
     return fast_path.known(found, c, *zip(given, operands, strict=True), copies=copied is not None)

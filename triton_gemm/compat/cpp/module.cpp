@@ -263,7 +263,7 @@ PyObject* leave(PyObject*, PyObject* given) {
 }
 
 // counted(group, left, reset): how many calls C++ launched by `op`, or left to torch by the names of `leave`;
-// then from zero, if so asked.
+// then from zero, if `reset`.
 PyObject* counted(PyObject*, PyObject* given) {
   PyObject* number;
   int left, reset;
