@@ -29,7 +29,6 @@ SCALED = tl.constexpr(128)  # elements along K, and of B's columns along N, that
 @triton.jit(
     do_not_specialize=[
         *(
-            "gate_ptr",
             "gate_bias_ptr",
             "bias_ptr",
             "a_scale_ptr",
