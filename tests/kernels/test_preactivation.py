@@ -185,7 +185,7 @@ BUGS_OF_GATES = {
         "                of_gate, output.ungated",
     ),
     "both through one buffer": ("staging.buffers, number + 1, batch", "staging.buffers, number, batch"),
-    "rows of other groups": ("mask = (rows < rows_end - m) &", "mask = (rows < output.M - m) &"),
+    "rows of other groups": ("(offs_m < rows_end)[:, None]", "(offs_m < output.M)[:, None]"),
     "without its bias": (
         'of_gate = biased(of_gate, gate_bias, config.BIAS != "")',
         "of_gate = biased(of_gate, gate_bias, False)",

@@ -540,7 +540,15 @@ def garbage(dtype: torch.dtype) -> float:
 
 def mma_v2(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
     """Of two dimensions, or of three, of which the first counts products apart."""
-    return Tensor(acc.data + a.data.float() @ b.data.float())
+    return Tensor(acc.data + product(a.data, b.data))
+
+
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Their product as tensor cores add it to sums: int32 of integers, else fp32 of sums in fp64. Those are exact, or
+    nearly. Sums in fp32 would depend on the order that the CPU's library takes for a width, tensor cores' do not."""
+    if not left.is_floating_point():
+        return left.int() @ right.int()
+    return (left.double() @ right.double()).float()
 
 
 def warpgroup_mma(
@@ -551,17 +559,19 @@ def warpgroup_mma(
         assert b.values.stride(0) == 1, "wgmma reads all but 16 bits along K only"
         assert isinstance(a, Tensor) or a.values.stride(1) == 1, "wgmma reads all but 16 bits along K only"
     acc = Accumulators.of(acc if use_acc else Tensor(torch.zeros_like(acc.data)))
-    start_products([(acc.values, a.values, b.values)], acc)
+    step = 32 // b.dtype.itemsize  # of K, that one instruction multiplies
+    start_products(
+        [(acc.values, x, y) for x, y in zip(a.values.split(step, 1), b.values.split(step), strict=True)], acc
+    )
     return acc
 
 
 def start_products(products: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], *into: Accumulators) -> None:
-    """A group of products of (sums, left, right), done when it is waited for."""
+    """A group of products of (sums, left, right), each of an instruction, done when it is waited for."""
 
     def complete() -> None:
         for sums, left, right in products:
-            wide = torch.float32 if left.is_floating_point() else torch.int32
-            sums += left.to(wide) @ right.to(wide)
+            sums += product(left, right)
         for acc in into:
             acc.under_way -= 1
 

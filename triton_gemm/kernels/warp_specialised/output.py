@@ -223,15 +223,7 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
             mbarrier.wait(staging.loaded.index(count % BUFFERS), count // BUFFERS & 1)
             c = matrix(buffer, C_COLUMN_MAJOR).load(layout)
     else:
-        offs_m = m + gl.arange(0, sums.shape[0], gl.SliceLayout(1, layout))
-        offs_n = n + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
-        c_ptrs = (
-            output.ptr
-            + batch.to(gl.int64) * output.stride_b
-            + offs_m[:, None].to(gl.int64) * output.stride_m
-            + offs_n[None, :].to(gl.int64) * output.stride_n
-        )
-        mask = (offs_m < rows_end)[:, None] & (offs_n < output.N)[None, :]
+        c_ptrs, mask = pointers_like_c(output.ptr, sums, output, batch, m, n, rows_end)
         if HAS_BETA:
             c = gl.load(c_ptrs, mask=mask, other=0.0)
     out = epilogue_tile(
@@ -289,21 +281,40 @@ def ungated_tile(sums, bias, c, beside, output, buffers, number, batch, m, n, ro
 
 @gluon.jit
 def store_beside(x, beside, output, buffers, number, batch, m, n, rows_end, config):
-    """Stores x at (m, n), rounded as C is, in the matrices `beside`, which lie as C does: by TMA as `store_in_turn`
-    where C leaves so, else by pointers."""
+    """Stores x at (m, n), rounded as C is, in the matrices `beside`, which lie as C does: by TMA as `store_in_turn`,
+    or by pointers where C leaves by them, or TMA has loaded C's own values."""
     x = x.to(output.ptr.dtype.element_ty)
     if config.STORES > 1:
         store_in_turn(x, beside, buffers, number, batch, m, n, config)
+    elif config.C_TMA:
+        store_from_sums(x, beside, output, batch, m, n, rows_end, config)
     else:
-        store_by_pointers(x, beside, output, batch, m, n, rows_end, config)
+        pointers, mask = pointers_like_c(beside, x, output, batch, m, n, rows_end)
+        gl.store(pointers, x, mask=mask)
 
 
 @gluon.jit
-def store_by_pointers(x, ptr, output, batch, m, n, rows_end, config):
-    """Stores x at (m, n) of the matrices at ptr, from where x is. Of rows that TMA can store, and of columns of tiles,
-    there are pairs, which a thread moves at once. All but the offsets within the tile is one address, so that columns
-    differ by constants, which take no registers."""
-    VECTOR: gl.constexpr = 2 if config.C_TMA and not config.C_COLUMN_MAJOR else 1
+def pointers_like_c(ptr, x, output, batch, m, n, rows_end):
+    """(pointers, mask) of x at (m, n) of the matrices at ptr, which lie as C does. C's own and those of what is stored
+    beside it are written alike: so the compiler computes offsets and mask once, and both fit a thread's registers."""
+    layout: gl.constexpr = x.type.layout
+    offs_m = m + gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
+    offs_n = n + gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
+    pointers = (
+        ptr
+        + batch.to(gl.int64) * output.stride_b
+        + offs_m[:, None].to(gl.int64) * output.stride_m
+        + offs_n[None, :].to(gl.int64) * output.stride_n
+    )
+    return pointers, (offs_m < rows_end)[:, None] & (offs_n < output.N)[None, :]
+
+
+@gluon.jit
+def store_from_sums(x, ptr, output, batch, m, n, rows_end, config):
+    """Stores x at (m, n) of the matrices at ptr, from where x is. TMA stores C: so its rows have pairs, which a thread
+    moves at once. All but the offsets within the tile is one address, so that columns differ by constants, which take
+    no registers."""
+    VECTOR: gl.constexpr = 1 if config.C_COLUMN_MAJOR else 2
     layout: gl.constexpr = x.type.layout
     rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))[:, None]
     columns = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))[None, :]
