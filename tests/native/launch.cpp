@@ -1,8 +1,6 @@
-// Checks of launches and of tensor maps, with a driver that notes what it is shown.
+// Checks of launches and of the memory that they share, with a driver that notes what it is shown.
 #include "launch.h"
 
-#include <atomic>
-#include <chrono>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -38,29 +36,28 @@ CUresult words(CUresult error, const char** text) {
   return error == CUDA_ERROR_ILLEGAL_ADDRESS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-const Driver driver{note, words, [](int device) { contexts.push_back(device); }};
-const auto stream = reinterpret_cast<CUstream>(0x57);
-
-// By another address and number another map.
-struct CountingEncoder final : Encoder {
-  std::atomic<int> made = 0;
-  std::function<void(uint64_t)> before;
-
-  static TensorMap map_of(uint64_t address) {
-    TensorMap map;
-    for (size_t i = 0; i < sizeof map.bytes; ++i) map.bytes[i] = static_cast<unsigned char>(address + i);
-    return map;
+// As a driver that keeps the address in a map's first bytes.
+thread_local std::vector<CUresult> refusals;  // to the next replacements; then success
+CUresult replace(CUtensorMap* map, void* address) {
+  CHECK(reinterpret_cast<uintptr_t>(map) % alignof(CUtensorMap) == 0);
+  if (!refusals.empty()) {
+    const CUresult refusal = refusals.front();
+    refusals.erase(refusals.begin());
+    return refusal;
   }
-  TensorMap encode(uint64_t address) override {
-    if (before) before(address);
-    ++made;
-    return map_of(address);
-  }
-};
-
-bool is_map_of(uint64_t address, const void* bytes) {
-  return std::memcmp(bytes, CountingEncoder::map_of(address).bytes, sizeof(TensorMap)) == 0;
+  std::memcpy(map, &address, sizeof address);
+  return CUDA_SUCCESS;
 }
+
+// Stream 1 is captured; of stream 2 that cannot be told.
+CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status) {
+  *status = stream == reinterpret_cast<CUstream>(1) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                                    : CU_STREAM_CAPTURE_STATUS_NONE;
+  return stream == reinterpret_cast<CUstream>(2) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+}
+
+const Driver driver{note, words, replace, is_capturing, [](int device) { contexts.push_back(device); }};
+const auto stream = reinterpret_cast<CUstream>(0x57);
 
 template <typename T>
 T at(const void* place) {
@@ -78,9 +75,8 @@ Step step_of(size_t bytes, std::vector<int> offsets) {
 }
 
 void launch_once(const Step& step, const std::vector<uint64_t>& addresses, double alpha) {
-  TensorMaps maps(4);
   seen.clear(), contexts.clear();
-  launch(step, driver, maps, stream, 3, addresses.data(), alpha);
+  launch(step, driver, stream, 3, addresses.data(), alpha);
 }
 
 void parameters_are_the_call_s() {
@@ -186,11 +182,12 @@ void parameters_outside_are_refused() {
   }
   CHECK(fits([](Step& step) { step.alphas = {{252, 4}}; }) &&
         !fits([](Step& step) { step.alphas = {{0, 2}}; }));
-  for (const auto& [offset, is_right] : {std::pair{-1, false}, {0, true}, {128, true}, {129, false}})
-    CHECK(fits([&](Step& step) { step.maps = {{offset, 0, 1, nullptr}}; }) == is_right);
+  for (const auto& [offset, is_right] :
+       {std::pair{-64, false}, {0, true}, {32, false}, {128, true}, {192, false}})
+    CHECK(fits([&](Step& step) { step.maps = {{offset, 0}}; }) == is_right);
   for (const auto& [operand, is_right] : {std::pair{-1, false}, {0, true}, {1, true}, {2, false}}) {
     CHECK(fits([&](Step& step) { step.addresses = {{0, operand}}; }) == is_right);
-    CHECK(fits([&](Step& step) { step.maps = {{0, operand, 1, nullptr}}; }) == is_right);
+    CHECK(fits([&](Step& step) { step.maps = {{0, operand}}; }) == is_right);
   }
   CHECK(fits([](Step& step) { step.bytes.resize(kMaxBytes); }));
   CHECK(!fits([](Step& step) { step.bytes.resize(kMaxBytes + 1); }));
@@ -198,113 +195,97 @@ void parameters_outside_are_refused() {
   CHECK(!fits([](Step& step) { step.offsets.resize(kMaxParameters + 1); }));
 }
 
-// --- Tensor maps ---
-
-void fill(TensorMaps& maps, const std::shared_ptr<CountingEncoder>& encoder, uint64_t address,
-          uint64_t id = 1) {
-  char bytes[sizeof(TensorMap)];
-  maps.fill({{0, 0, id, encoder}}, &address, bytes);
-  CHECK(is_map_of(address, bytes));
-}
-
 void a_launch_has_the_maps_of_its_addresses() {
-  const auto encoder = std::make_shared<CountingEncoder>();
   Step step = step_of(320, {0, 128, 256});
-  step.maps = {{0, 1, 1, encoder}, {128, 0, 2, encoder}};
+  step.maps = {{0, 1}, {128, 0}};
   step.addresses = {{256, 1}};
   look = [](void** parameters) {
-    for (int i = 0; i < 2; ++i) CHECK(reinterpret_cast<uintptr_t>(parameters[i]) % alignof(TensorMap) == 0);
-    CHECK(is_map_of(20, parameters[0]) && is_map_of(10, parameters[1]) && at<uint64_t>(parameters[2]) == 20);
+    CHECK(at<uint64_t>(parameters[0]) == 20 && at<uint64_t>(parameters[1]) == 10);
+    for (int i = 0; i < 2; ++i)
+      for (int byte = 8; byte < 128; ++byte) CHECK(static_cast<char*>(parameters[i])[byte] == '\5');
+    CHECK(at<uint64_t>(parameters[2]) == 20);
   };
   launch_once(step, {10, 20}, 1);
+  CHECK(seen.size() == 1);
+  refusals = {CUDA_ERROR_INVALID_CONTEXT};
+  launch_once(step, {10, 20}, 1);
+  CHECK(seen.size() == 1 && contexts == std::vector<int>{3});
   look = nullptr;
-  CHECK(seen.size() == 1 && encoder->made == 2);
+  refusals = {CUDA_ERROR_ILLEGAL_ADDRESS};
+  CHECK_THROWS(launch_once(step, {10, 20}, 1), std::runtime_error, "Triton Error [CUDA]: an illegal address");
+  CHECK(seen.empty());
 }
 
-void a_map_is_encoded_once_for_a_parameter_and_an_address() {
-  TensorMaps maps(4);
-  const auto one = std::make_shared<CountingEncoder>(), other = std::make_shared<CountingEncoder>();
-  for (int i = 0; i < 3; ++i)
-    for (const uint64_t address : {16, 32}) fill(maps, one, address, 1);
-  CHECK(one->made == 2);
-  for (int i = 0; i < 3; ++i) fill(maps, other, 16, 2);
-  CHECK(one->made == 2 && other->made == 1);
+// --- Workspaces ---
+
+Workspace workspace_of(uint64_t address, uint64_t bytes, std::shared_ptr<void> owner = nullptr) {
+  return {{address, address + 1}, bytes, std::move(owner)};
 }
 
-void the_oldest_maps_are_given_up() {
-  TensorMaps maps(3);
-  const auto encoder = std::make_shared<CountingEncoder>();
-  for (const uint64_t address : {1, 2, 3, 4}) fill(maps, encoder, address);
-  for (const uint64_t address : {2, 3, 4}) fill(maps, encoder, address);
-  CHECK(encoder->made == 4);
-  fill(maps, encoder, 1);
-  CHECK(encoder->made == 5);
-  for (const uint64_t address : {3, 4, 1}) fill(maps, encoder, address);
-  CHECK(encoder->made == 5);
+uint64_t found_in(const Workspaces& workspaces, int device, CUstream of, uint64_t bytes) {
+  const auto found = workspaces.find(driver, device, of, bytes);
+  CHECK(!found || (found->bytes >= bytes && found->addresses[1] == found->addresses[0] + 1));
+  return found ? found->addresses[0] : 0;
 }
 
-void a_call_may_have_more_maps_than_are_kept() {
-  TensorMaps maps(1);
-  const auto encoder = std::make_shared<CountingEncoder>();
-  const uint64_t addresses[] = {1, 2, 3};
-  alignas(64) char bytes[3 * sizeof(TensorMap)];
-  maps.fill({{0, 0, 1, encoder}, {128, 1, 1, encoder}, {256, 2, 1, encoder}}, addresses, bytes);
-  for (int i = 0; i < 3; ++i) CHECK(is_map_of(addresses[i], bytes + 128 * i));
+void a_workspace_is_its_stream_s_on_its_device() {
+  Workspaces workspaces;
+  const auto other = reinterpret_cast<CUstream>(0x58);
+  workspaces.keep(0, stream, workspace_of(100, 8));
+  workspaces.keep(1, stream, workspace_of(200, 8));
+  workspaces.keep(0, nullptr, workspace_of(300, 8));
+  CHECK(found_in(workspaces, 0, stream, 8) == 100 && found_in(workspaces, 1, stream, 8) == 200);
+  CHECK(found_in(workspaces, 0, nullptr, 8) == 300 && found_in(workspaces, 0, other, 8) == 0);
+  CHECK(found_in(workspaces, 0, stream, 9) == 0);
+  workspaces.keep(0, stream, workspace_of(400, 9));
+  CHECK(found_in(workspaces, 0, stream, 9) == 400);
+  workspaces.forget();
+  CHECK(found_in(workspaces, 0, stream, 0) == 0 && found_in(workspaces, 1, stream, 0) == 0);
 }
 
-// Encoding needs the GIL, which a thread may hold that waits for the maps.
-void others_go_on_while_a_map_is_encoded() {
-  TensorMaps maps(4);
-  const auto slow = std::make_shared<CountingEncoder>(), quick = std::make_shared<CountingEncoder>();
-  fill(maps, quick, 7, 2);
-  std::atomic<bool> begun = false, done = false;
-  slow->before = [&](uint64_t) {
-    begun = true;
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    while (!done) {
-      CHECK(std::chrono::steady_clock::now() < end);
-      std::this_thread::yield();
-    }
+void a_captured_stream_has_none() {
+  Workspaces workspaces;
+  for (const uintptr_t number : {1, 2}) {
+    const auto captured = reinterpret_cast<CUstream>(number);
+    workspaces.keep(0, captured, workspace_of(100, 8));
+    CHECK(found_in(workspaces, 0, captured, 8) == 0);
+  }
+}
+
+// Memory may be freed by what needs a lock of others, and then looks here.
+void memory_ends_without_the_lock() {
+  Workspaces workspaces;
+  int ended = 0;
+  const auto owner = [&] {
+    return std::shared_ptr<void>(nullptr,
+                                 [&](void*) { ++ended, workspaces.keep(1, stream, workspace_of(1, 1)); });
   };
-  std::thread encoding([&] { fill(maps, slow, 1, 1); });
-  while (!begun) std::this_thread::yield();
-  for (const uint64_t address : {7, 8}) fill(maps, quick, address, 2);
-  done = true;
-  encoding.join();
+  workspaces.keep(0, stream, workspace_of(100, 8, owner()));
+  workspaces.keep(0, stream, workspace_of(200, 8, owner()));
+  CHECK(ended == 1);
+  {
+    const auto held = workspaces.find(driver, 0, stream, 8);
+    workspaces.forget();
+    CHECK(ended == 1 && held->addresses[0] == 200);
+  }
+  CHECK(ended == 2);
+  workspaces.keep(0, stream, workspace_of(300, 8, owner()));
+  workspaces.forget();
+  CHECK(ended == 3);
 }
 
-void threads_that_encode_one_address_agree() {
-  TensorMaps maps(2);
-  const auto encoder = std::make_shared<CountingEncoder>();
-  std::atomic<int> inside = 0;
-  encoder->before = [&](uint64_t address) {
-    if (address != 1) return;
-    ++inside;
-    while (inside < 4) std::this_thread::yield();  // all have seen that there is none
-  };
-  in_threads(4, [&](int) { fill(maps, encoder, 1); });
-  CHECK(encoder->made == 4);
-  for (const uint64_t address : {1, 2, 1, 2}) fill(maps, encoder, address);
-  CHECK(encoder->made == 5);
-}
-
-void threads_share_maps() {
-  TensorMaps maps(8);
-  const auto encoder = std::make_shared<CountingEncoder>();
+void threads_share_workspaces() {
+  Workspaces workspaces;
   in_threads(6, [&](int thread) {
-    for (uint64_t i = 0; i < 2000; ++i) fill(maps, encoder, 1 + (i * 5 + thread) % 12, i % 2);
+    const auto mine = reinterpret_cast<CUstream>(static_cast<uintptr_t>(16 + thread % 3));
+    for (uint64_t i = 1; i < 2000; ++i) {
+      const auto memory = std::make_shared<uint64_t>(i);
+      workspaces.keep(0, mine, workspace_of(i, i, memory));
+      const auto found = workspaces.find(driver, 0, mine, 1);
+      CHECK(!found || *static_cast<uint64_t*>(found->owner.get()) == found->addresses[0]);
+      if (i % 64 == 0) workspaces.forget();
+    }
   });
-  CHECK(encoder->made >= 24);
-}
-
-void an_encoder_that_fails_leaves_nothing() {
-  TensorMaps maps(2);
-  const auto encoder = std::make_shared<CountingEncoder>();
-  encoder->before = [](uint64_t) { throw std::runtime_error("no map"); };
-  CHECK_THROWS(fill(maps, encoder, 1), std::runtime_error, "no map");
-  encoder->before = nullptr;
-  fill(maps, encoder, 1);
-  CHECK(encoder->made == 1);
 }
 
 }  // namespace
@@ -320,11 +301,8 @@ int main() {
   RUN(a_thread_without_a_context_gets_one);
   RUN(parameters_outside_are_refused);
   RUN(a_launch_has_the_maps_of_its_addresses);
-  RUN(a_map_is_encoded_once_for_a_parameter_and_an_address);
-  RUN(the_oldest_maps_are_given_up);
-  RUN(a_call_may_have_more_maps_than_are_kept);
-  RUN(others_go_on_while_a_map_is_encoded);
-  RUN(threads_that_encode_one_address_agree);
-  RUN(threads_share_maps);
-  RUN(an_encoder_that_fails_leaves_nothing);
+  RUN(a_workspace_is_its_stream_s_on_its_device);
+  RUN(a_captured_stream_has_none);
+  RUN(memory_ends_without_the_lock);
+  RUN(threads_share_workspaces);
 }

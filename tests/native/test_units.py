@@ -15,13 +15,12 @@ from triton_gemm import compat
 from triton_gemm.compat import native
 
 HERE = Path(__file__).parent
-ENCODE = "const TensorMap made = parameter.encoder->encode(name.second);"
 LOCK = "const std::unique_lock lock(changing_);"
 GIVEN_UP = "std::vector<Entries::node_type> given_up;  // they end after the lock\n  "
 FLAGS = ["-std=c++20", "-g1", "-Wall", "-Wextra", "-Werror", f"-I{HERE}", f"-I{native._SOURCES[0].parent}"]
 UNITS = {x.stem: x for x in native._SOURCES if x.stem in ("launch", "table")}
 
-# By unit: what is replaced, and by what.
+# By unit : what is replaced, and by what.
 BUGS: dict[str, dict[str, tuple[str, str]]] = {
     "launch": {
         "alpha-ignored": ("narrow = static_cast<float>(alpha)", "narrow = 1.0f"),
@@ -33,15 +32,21 @@ BUGS: dict[str, dict[str, tuple[str, str]]] = {
         "error-swallowed": ("if (error == CUDA_SUCCESS) return;", "return;"),
         "context-not-made": ("driver.make_context(device);", ""),
         "parameter-may-end-outside": ("<= bytes.size()", "<= bytes.size() + 1"),
-        "operand-one-too-far": ("map.operand < given", "map.operand <= given"),
-        "map-of-another-parameter": ("name{parameter.id,", "name{0,"),
-        "maps-without-bound": ("while (maps_.size() >= capacity_)", "while (false)"),
-        "newest-map-given-up": (
-            "(order_.front());\n        order_.pop_front",
-            "(order_.back());\n        order_.pop_back",
+        "operand-one-too-far": ("            operand < given", "            operand <= given"),
+        "map-anywhere": ("offset % alignof(CUtensorMap) == 0", "true"),
+        "map-of-another-operand": ("(addresses[which])", "(addresses[0])"),
+        "workspace-of-another-device": ("{device, stream}", "{0, stream}"),
+        "workspace-of-another-stream": ("{device, stream}", "{device, nullptr}"),
+        "workspace-too-small": ("found->second.bytes < bytes", "false"),
+        "workspace-under-capture": (" || status != CU_STREAM_CAPTURE_STATUS_NONE", ""),
+        "capture-that-is-not-told": ("!= CUDA_SUCCESS || status", "== CUDA_ERROR_UNKNOWN || status"),
+        "find-without-a-lock": ("const std::shared_lock lock(changing_);", ""),
+        "keep-without-a-lock": ("const std::unique_lock lock(changing_);\n  std::swap", "std::swap"),
+        "memory-ends-within-the-lock": (
+            "std::swap(kept_[{device, stream}], workspace);",
+            "kept_[{device, stream}] = std::move(workspace);",
         ),
-        "maps-without-a-lock": ("std::unique_lock lock(changing_);", "std::mutex own;\n  std::unique_lock lock(own);"),
-        "lock-held-while-encoding": (f"lock.unlock();\n      {ENCODE}\n      lock.lock();", ENCODE),
+        "forgotten-within-the-lock": ("given_up.swap(kept_);", "kept_.clear();"),
     },
     "table": {
         "words-not-compared": ("std::memcmp(words.data(), key.words, sizeof(int64_t) * words.size()) == 0", "true"),

@@ -27,7 +27,7 @@ from tests.support.product_checks import fp32_precision
 from triton_gemm.functional import fast_path
 from triton_gemm.kernels.launch import TensorMap
 from triton_gemm.problem import PRODUCT, SUM, Request
-from triton_gemm.runtime import native, plan, policies
+from triton_gemm.runtime import native, plan, policies, workspace
 from triton_gemm.selection import generation
 from triton_gemm.selection.select import select
 
@@ -241,26 +241,32 @@ def test_operands_may_lie_anywhere(call: Call) -> None:
         assert call.driver.seen[0].parameters == expected[0]
 
 
-def test_maps_are_encoded_once_for_an_address(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[bytes] = []
-    monkeypatch.setattr(native, "bytes_of", lambda found: encoded.append(found) or found)
-    call.out = half(256, 768)
-    call.plan()
-    for _ in range(3):
-        assert call.by_cpp() is not None
-    [sizes] = call.driver.sizes
-    assert len(encoded) == sizes.count(128)
+def test_a_workspace_is_asked_for_once(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until others are kept; each time where not all launches of a stream may use it, and while that is captured."""
+    call = Call(driver, *CASES["warp_specialised in parts"], out=half(64, 256))
+    sums, asked, shared = native.workspace(0, 0, 0), [], [False]
+    monkeypatch.setattr(native, "workspace", lambda *_: asked.append(None) or sums)
+    monkeypatch.setattr(native, "is_of_stream", lambda *_: shared[0])
+    assert call.plan().shares
 
+    def asks() -> int:
+        before = len(asked)
+        for _ in range(2):
+            _, expected = call.by_python()
+            assert call.by_cpp() is not None
+            assert driver.seen[0].parameters == expected[0]
+        return len(asked) - before
 
-def test_maps_are_bounded(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MAX_TENSOR_MAPS", 2)
-    call = Call(driver, *SMALL)
-    call.plan()
-    others = [half(256, 512) for _ in range(5)]
-    for a in [*others, *others]:
-        _, [expected] = call.by_python(a=a)
-        assert call.by_cpp(a=a) is not None
-        assert driver.seen[0].parameters[0] == expected[0]
+    assert asks() == 2
+    shared[0] = True
+    assert asks() == 1 and asks() == 0
+    driver.capturing = True
+    assert asks() == 2
+    driver.capturing = False
+    assert asks() == 0
+    for changed in workspace._followers:
+        changed()
+    assert asks() == 1
 
 
 @pytest.mark.parametrize("alpha", [2, -0.5, 1e30, 1e300, float("inf"), 3.0])
@@ -477,30 +483,25 @@ def test_an_out_that_overlaps_an_operand_is_python_s(driver: fake_driver.Driver,
 # --- The table ---
 
 
-def test_a_launch_that_fails_is_triton_s_error(call: Call) -> None:
-    call.driver.answers.append(700)
+@pytest.mark.parametrize("by", ["answers", "refused"])
+def test_what_the_driver_refuses_is_triton_s_error(call: Call, by: str) -> None:
+    """A launch, or the address of a tensor map, without which nothing is launched."""
+    getattr(call.driver, by).append(700)
     with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: an illegal address$"):
         call.by_cpp()
+    assert len(call.driver.seen) == (by == "answers")
     assert call.by_cpp() is not None
 
 
-def test_a_thread_without_a_context_gets_one(call: Call) -> None:
-    call.driver.answers.append(201)
+@pytest.mark.parametrize("by", ["answers", "refused"])
+def test_a_thread_without_a_context_gets_one(call: Call, by: str) -> None:
+    getattr(call.driver, by).append(201)
     assert call.by_cpp() is not None
-    assert len(call.driver.seen) == 2
+    assert len(call.driver.seen) == 1 + (by == "answers")
     assert call.driver.contexts == [-1]
-    call.driver.answers += [201, 201]
+    getattr(call.driver, by).extend([201, 201])
     with pytest.raises(RuntimeError, match="Triton Error"):
         call.by_cpp()
-
-
-def test_encoders_that_fail_are_heard(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> bytes:
-        raise ValueError("no such map")
-
-    monkeypatch.setattr(native, "bytes_of", fail)
-    with pytest.raises(ValueError, match="no such map"):
-        call.take(a=half(256, 512))
 
 
 def test_the_oldest_calls_are_given_up(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:

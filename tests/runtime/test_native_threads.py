@@ -38,7 +38,7 @@ graphs = [x * torch.ones((), requires_grad=True) for x in (A, X)]
 
 def know(overload="mm"):
     products.make_known(driver, overload)
-    native.module().connect(nothing, nothing)
+    native.module().connect(*[nothing] * 4)
 
 def launched():
     return routing._by_cpp.launched(True).get("mm", 0)
@@ -51,6 +51,12 @@ def multiply(a, b, count: int):
     return c
 def start(a, b, count: int):
     return torch.jit.fork(multiply, a, b, count)
+def repeat(a, b, count: int):
+    for _ in range(count):
+        torch.mm(a, b)
+    return count
+def start_repeating(a, b, count: int):
+    return torch.jit.fork(repeat, a, b, count)
 def fill(a, b, c, count: int):
     for _ in range(count):
         torch.mm(a, b, out=c)
@@ -114,17 +120,25 @@ sys.setswitchinterval(1000)
 assert holding_the_gil([*start(300), scripted.start_adding(X, 300), scripted.start_integers(X, 300)])
 assert launched() == 0
 """,
-    # Whose operands were multiplied before; Python encodes the tensor map of a new address.
+    # Also at new addresses, as those of results, and where parts of K are summed by several programs.
     "no call in the table needs the GIL": """
 C = torch.empty_like(A)
-graphs.append(C * torch.ones((), requires_grad=True))
 products.OUT = C
+long = torch.ones(64, 8192, dtype=torch.bfloat16), torch.ones(8192, 256, dtype=torch.bfloat16)
+graphs += [x * torch.ones((), requires_grad=True) for x in (C, *long)]
+patch.setattr(native, "is_of_stream", lambda *_: True)
 with triton_gemm.use(only=torch.bfloat16):
+    know()
     know("mm.out")
     torch.mm(A, B, out=C)
+    products.A, products.B, products.OUT = *long, torch.empty(64, 256, dtype=torch.bfloat16)
+    know()
+    torch.mm(*long)
     sys.setswitchinterval(1000)
-    assert holding_the_gil([scripted.start_filling(A, B, C, 300) for _ in range(2)])
-    assert routing._by_cpp.launched(True)["mm.out"] == 601
+    filling = [scripted.start_filling(A, B, C, 300) for _ in range(2)]
+    assert holding_the_gil([*filling, scripted.start(A, B, 300), scripted.start_repeating(*long, 300)])
+    assert products.launched() == {"mm": 601, "mm.out": 601}
+    assert any(x.plan.shares for x in routing._rules[-1].fast.calls.values())
 """,
     # Once Python has decided a call like them, and left it to torch.
     "nor does what a rule leaves to torch": """

@@ -302,8 +302,12 @@ def test_a_workspace_that_does_not_fit_leaves_the_one_before(fails: int, monkeyp
 
 
 def test_the_memory_of_captures_that_ended_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the next launch outside of one, not by those within others."""
+    """By the next launch outside of one, not by those within others. Who follows hears of what is kept anew."""
     monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
+    monkeypatch.setattr(workspace, "_followers", [])
+    heard: list[int] = []
+    for _ in range(2):
+        workspace.follow(heard.clear)
     captures = [0]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0] > 0)
     monkeypatch.setattr(workspace, "capture_id", lambda _: captures[0])
@@ -312,9 +316,11 @@ def test_the_memory_of_captures_that_ended_is_given_up(monkeypatch: pytest.Monke
         monkeypatch.setattr(
             workspace.torch, name, lambda *size, device, make=make, **how: make(*size, device="cpu", **how)
         )
-    for captures[0], kept in ((0, [0]), (5, [0, 5]), (6, [0, 5, 6]), (0, [0])):
-        workspace.workspace(0, 7, 1 << 20)
-        assert [key[2] for key in workspace._workspaces] == kept
+    for captures[0], kept, changes in ((0, [0], True), (5, [0, 5], True), (6, [0, 5, 6], True), (0, [0], False)):
+        heard.append(1)
+        found = workspace.workspace(0, 7, 1 << 20)
+        assert [key[2] for key in workspace._workspaces] == kept and changes != bool(heard)
+        assert workspace.is_of_stream(0, 7, found) == (captures[0] == 0)
 
 
 def test_the_per_thread_stream_is_another_in_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +346,7 @@ def test_the_per_thread_stream_is_another_in_each_thread(monkeypatch: pytest.Mon
         thread.join()
     assert len({id(x) for x in found}) == len(found), "also where a thread has the number of one that has ended"
     assert len(workspace._workspaces) == workspace.MAX_WORKSPACES and waited == [0] * 3
+    assert not workspace.is_of_stream(0, workspace.PER_THREAD, found[-1])
     assert workspace.workspace(0, 7, 1 << 20) is workspace.workspace(0, 7, 1 << 20)
 
 
@@ -360,6 +367,7 @@ def test_nothing_is_kept_of_the_pool_of_graph_trees(monkeypatch: pytest.MonkeyPa
         assert memory.numel() == workspace.MINIMUM // 4 and int(counters.sum()) == 0
         again = workspace.workspace(0, 7, 1 << 20)
         assert memory is not again[0] and counters is not again[1] and not workspace._workspaces
+        assert not workspace.is_of_stream(0, 7, again)
     for captures[0], device, stream in ((0, 0, 8), (5, 0, 8), (0, 1, 7)):
         assert workspace.workspace(device, stream, 1 << 20) is workspace.workspace(device, stream, 1 << 20)
     assert list(workspace._workspaces) == [(0, 8, 0, 0), (1, 7, 0, 0)]

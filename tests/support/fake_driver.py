@@ -19,7 +19,7 @@ from triton.backends.nvidia import driver as triton_driver
 from triton_gemm import compat
 from triton_gemm.functional import fast_path
 from triton_gemm.hardware.device import device_of_capability
-from triton_gemm.runtime import native, native_build, plan, policies
+from triton_gemm.runtime import native, native_build, plan, policies, workspace
 from triton_gemm.selection import generation
 
 HOPPER = device_of_capability((9, 0))
@@ -44,6 +44,8 @@ LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
 )
 WORDS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))
+REPLACE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,21 @@ class Seen:
 @dataclass
 class Driver:
     """What `cuLaunchKernelEx` was called with. sizes: of the parameters of a call's launches; answers: the results of
-    the next ones, where those are not 0."""
+    the next ones, where those are not 0; refused: the results of the next replacements of a tensor map's address;
+    capturing: whether streams are captured."""
 
     sizes: Sequence[Sequence[int]] = ()
     seen: list[Seen] = field(default_factory=list)
     by_python: list[tuple[Any, list[Any]]] = field(default_factory=list)  # kernel and Triton's arguments
     answers: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    capturing: bool = False
     contexts: list[int] = field(default_factory=list)  # devices whose context was made current
     functions: dict[int, list[int]] = field(default_factory=dict)  # the bytes of each parameter of a kernel, by handle
 
     def __post_init__(self) -> None:
-        self.callbacks = LAUNCH(self._launch), WORDS(self._words)  # kept, for the extension calls them
+        functions = (LAUNCH, self._launch), (WORDS, self._words), (REPLACE, self._replace), (CAPTURING, self._capturing)
+        self.callbacks = [kind(function) for kind, function in functions]  # kept, for the extension calls them
 
     @property
     def addresses(self) -> tuple[int, ...]:
@@ -96,6 +102,16 @@ class Driver:
 
     def _words(self, error: int, words: Any) -> int:
         words[0] = b"an illegal address"
+        return 0
+
+    def _replace(self, found: int, address: int | None) -> int:
+        """As `tensor_map` has it."""
+        assert found % 64 == 0
+        ctypes.memmove(found, struct.pack("Q", address or 0), 8)
+        return self.refused.pop(0) if self.refused else 0
+
+    def _capturing(self, _: int, status: Any) -> int:
+        status[0] = int(self.capturing)
         return 0
 
 
@@ -155,12 +171,12 @@ def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
     driver = Driver()
     extension = compat.import_native(str(path))
     compat.set_up_native(extension, policies._context, policies.in_backward, driver.contexts.append)
-    patch.setattr(generation, "_followers", [])
+    for followed in (generation, workspace):
+        patch.setattr(followed, "_followers", [])
     generation.follow(extension.follow)
     patch.setattr(native_build, "_module", extension)
     patch.setattr(native, "_launching", lambda: driver.addresses)
     patch.setattr(native, "parameter_sizes", driver.functions.get)
-    patch.setattr(native, "ensure_context", lambda _: None)
     patch.setattr(native, "bytes_of", lambda found: found)
     patch.setattr(native, "takes", lambda kernel, types: list(types) == types_of(kernel))
     sums = [torch.empty(1 << 20), torch.zeros(1 << 14, dtype=torch.int32)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..compat import TENSOR_MAP, bytes_of, driver_launch, takes
-from ..hardware.driver import address_of, ensure_context, parameter_sizes
+from ..hardware.driver import address_of, parameter_sizes
 from ..kernels.launch import Pointer, Scalar, TensorMap
 from .binaries import SCALARS
 from .native_build import built as built
@@ -22,7 +22,8 @@ from .native_build import module as module
 from .native_build import possible as possible
 from .native_build import state as state
 from .native_build import why_not as why_not
-from .workspace import workspace
+from .workspace import follow as follow_workspaces
+from .workspace import is_of_stream, workspace
 
 if TYPE_CHECKING:
     from .plan import GemmPlan, Step
@@ -44,8 +45,8 @@ class Shape(NamedTuple):
 class StepOfEntry(NamedTuple):
     """A launch. Offsets are in bytes from the first parameter, operands indices among a call's addresses.
 
-    parameters: their bytes; addresses: (offset, operand); alphas: (offset, bytes); maps: (offset, operand, a function
-    that encodes the tensor map of an address). threads: of a CTA; shared: bytes.
+    parameters: their bytes; addresses: (offset, operand); alphas: (offset, bytes); maps: (offset, operand) of tensor
+    maps, which are among the bytes, of another address. threads: of a CTA; shared: bytes.
     """
 
     function: int
@@ -59,19 +60,21 @@ class StepOfEntry(NamedTuple):
     offsets: tuple[int, ...]
     addresses: tuple[tuple[int, int], ...]
     alphas: tuple[tuple[int, int], ...]
-    maps: tuple[tuple[int, int, Callable[[int], bytes]], ...]
+    maps: tuple[tuple[int, int], ...]
 
 
 class Entry(NamedTuple):
     """What the extension's table keeps of a plan. C++ reads these fields by their names (`compat/cpp/parse.h`).
 
-    workspace: stream -> [partial sums, counters], or None; extents: bytes from the first element of a, b and c to the
-    end of the last; copies, preactivation: as in `fast_path.Known`; derivative, activation: of
-    `fast_path.DERIVATIVES` and `fast_path.ACTIVATED`, or 0.
+    workspace: stream -> ([partial sums, counters], whether all launches of that stream may use them), or None;
+    workspace_bytes: of partial sums; extents: bytes from the first element of a, b and c to the end of the last;
+    copies, preactivation: as in `fast_path.Known`; derivative, activation: of `fast_path.DERIVATIVES` and
+    `fast_path.ACTIVATED`, or 0.
     """
 
     plan: GemmPlan
-    workspace: Callable[[int], list[torch.Tensor]] | None
+    workspace: Callable[[int], tuple[list[torch.Tensor], bool]] | None
+    workspace_bytes: int
     result: Shape
     temporaries: tuple[Shape, ...]
     extents: tuple[int, ...]
@@ -85,11 +88,13 @@ class Entry(NamedTuple):
 def table(extension: Any, capacity: int) -> Any:
     """A new table of the extension, which launches by the driver's functions."""
     extension.connect(*_launching())
+    follow_workspaces(extension.forget_workspaces)
     return extension.Table(capacity)
 
 
-def _launching() -> tuple[int, int]:
-    return address_of("cuLaunchKernelEx"), address_of("cuGetErrorString")
+def _launching() -> tuple[int, ...]:
+    functions = "cuLaunchKernelEx", "cuGetErrorString", "cuTensorMapReplaceAddress", "cuStreamIsCapturing"
+    return tuple(address_of(name) for name in functions)
 
 
 def entry_of(
@@ -112,11 +117,13 @@ def entry_of(
     )
     steps = tuple(_step(step, float(copies)) for step in plan.steps)
     result = Shape(tuple(shape), tuple(strides), dtype)
-    return Entry(plan, shares, result, temporaries, plan.extents, copies, preactivation, derivative, activation, steps)
+    how = plan.extents, copies, preactivation, derivative, activation
+    return Entry(plan, shares, plan.workspace, result, temporaries, *how, steps)
 
 
-def _workspace(index: int, nbytes: int, stream: int) -> list[torch.Tensor]:
-    return workspace(index, stream, nbytes)
+def _workspace(index: int, nbytes: int, stream: int) -> tuple[list[torch.Tensor], bool]:
+    found = workspace(index, stream, nbytes)
+    return found, is_of_stream(index, stream, found)
 
 
 class Parameters:
@@ -129,11 +136,11 @@ class Parameters:
         self.offsets: list[int] = []
 
     def add(self, kind: str, value: Any = 0) -> int:
-        """Where a parameter of that type begins: aligned to its size."""
+        """Where a parameter of that type begins: aligned to its size. value: of a tensor map its bytes."""
         pointer = kind.startswith("*")
         if kind != "nvTmaDesc" and not pointer and kind not in FORMATS:
             raise ValueError(f"{kind} is passed by Python only")
-        packed = bytes(TENSOR_MAP) if kind == "nvTmaDesc" else struct.pack("Q" if pointer else FORMATS[kind], value)
+        packed = value if kind == "nvTmaDesc" else struct.pack("Q" if pointer else FORMATS[kind], value)
         self.bytes += bytes(-len(self.bytes) % len(packed))
         self.types.append(kind)
         self.offsets.append(len(self.bytes))
@@ -157,8 +164,8 @@ def _step(step: Step, beta: float) -> StepOfEntry:
     first = len(SCALARS)  # of a call's values that is an operand's address
     for part, kind in zip(launch.arguments.values(), kernel.src.signature.values(), strict=True):
         if isinstance(part, TensorMap):
-            _, place, _, encode = next(encoders)
-            maps.append((parameters.add("nvTmaDesc"), place - first, partial(_encode, step.device, encode)))
+            _, place, number, _ = next(encoders)
+            maps.append((parameters.add("nvTmaDesc", bytes_of(step.encoded[number])), place - first))
             for width, values in (("i32", part.shape), ("i64", part.strides)):
                 for value in values:
                     parameters.add(width, value)
@@ -182,8 +189,3 @@ def _step(step: Step, beta: float) -> StepOfEntry:
     return StepOfEntry(
         *found, bytes(parameters.bytes), tuple(parameters.offsets), tuple(addresses), tuple(alphas), tuple(maps)
     )
-
-
-def _encode(device: int, encode: Callable[[int], Any], address: int) -> bytes:
-    ensure_context(device)
-    return bytes_of(encode(address))

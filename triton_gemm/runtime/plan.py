@@ -110,6 +110,7 @@ class Step:
             else:
                 arguments.append(part)
         self.arguments, self.values, self.maps = arguments, tuple(values), tuple(maps)
+        self.encoded: dict[int, Any] = {}  # by number, the last tensor map that was encoded
 
     def fill(self, values: Sequence[Any]) -> list[Any]:
         """The arguments for a call's values. Threads may fill at once: they share nothing but the cache of maps."""
@@ -121,7 +122,7 @@ class Step:
             found = _maps.get(name)
             if found is None:
                 ensure_context(self.device)
-                found = encode(values[place])
+                found = self.encoded[number] = encode(values[place])
                 keep(_maps, name, found, MAX_TENSOR_MAPS)
             arguments[at] = found
         return arguments

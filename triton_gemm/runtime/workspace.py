@@ -31,6 +31,7 @@ PER_THREAD = 2  # the handle of CU_STREAM_PER_THREAD
 _workspaces: dict[tuple[int, int, int, int], list[torch.Tensor]] = {}  # threads change it, in one step each
 _threads = count(1)
 _of_thread = threading.local()  # number: the thread's, which no other has, as a later one may have its ident
+_followers: list[Callable[[], None]] = []  # called when what is kept has changed
 
 
 def release_captured() -> None:
@@ -67,7 +68,20 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
             oldest = next(iter(list(_workspaces)))
             if _workspaces.pop(oldest, None) is not None and oldest[1] == PER_THREAD and not capture:
                 torch.cuda.synchronize(oldest[0])
+        for changed in _followers:
+            changed()
     return found
+
+
+def is_of_stream(device: int, stream: int, memory: list[torch.Tensor]) -> bool:
+    """Whether that is the `workspace` of all launches on this stream, until what follows changes is called."""
+    return _workspaces.get((device, stream, 0, 0)) is memory
+
+
+def follow(changed: Callable[[], None]) -> None:
+    """Has `changed` called after each change of what is kept."""
+    if changed not in _followers:
+        _followers.append(changed)
 
 
 def _thread() -> int:

@@ -147,10 +147,11 @@ inline at::Tensor run(const Entry& entry, const Call& call, at::Tensor* preactiv
     before = make(entry.result, device);
     addresses[count++] = reinterpret_cast<uint64_t>(before.mutable_data_ptr());
   }
-  std::shared_ptr<void> shared;  // lives until all is launched, as do temporaries
-  if (entry.workspace != nullptr) {
-    shared = entry.workspace->get(stream, addresses + count);
-    count += 2;
+  std::optional<Workspace> workspace;  // lives until all is launched, as do temporaries
+  if (entry.allocator != nullptr) {
+    workspace = state.workspaces.find(*state.driver, device.index(), stream, entry.workspace_bytes);
+    if (!workspace) workspace = entry.allocator->workspace(device.index(), stream);
+    for (const uint64_t address : workspace->addresses) addresses[count++] = address;
   }
   std::vector<at::Tensor> temporaries;
   for (const Shape& shape : entry.temporaries) {
@@ -163,7 +164,7 @@ inline at::Tensor run(const Entry& entry, const Call& call, at::Tensor* preactiv
     result.copy_(*call.operands[call.count - 1]);
   }
   for (const Step& step : entry.steps)
-    launch(step, *state.driver, state.maps, stream, device.index(), addresses, call.alpha);
+    launch(step, *state.driver, stream, device.index(), addresses, call.alpha);
   if (preactivation != nullptr) *preactivation = std::move(before);
   return result;
 }

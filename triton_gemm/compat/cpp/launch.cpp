@@ -3,30 +3,26 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 
 namespace triton_gemm {
+namespace {
 
-void TensorMaps::fill(const std::vector<MapParameter>& parameters, const uint64_t* addresses, char* bytes) {
-  std::unique_lock lock(changing_);
-  for (const MapParameter& parameter : parameters) {
-    const Name name{parameter.id, addresses[parameter.operand]};
-    auto found = maps_.find(name);
-    if (found == maps_.end()) {
-      lock.unlock();
-      const TensorMap made = parameter.encoder->encode(name.second);
-      lock.lock();
-      while (maps_.size() >= capacity_) {
-        maps_.erase(order_.front());
-        order_.pop_front();
-      }
-      bool is_new;
-      std::tie(found, is_new) = maps_.emplace(name, made);
-      if (is_new) order_.push_back(name);
-    }
-    std::memcpy(bytes + parameter.offset, found->second.bytes, sizeof(TensorMap));
+// Throws what the driver says of a call that fails. A thread that has used no CUDA before may have no
+// context.
+template <typename Body>
+void succeed(const Driver& driver, int device, const Body& call) {
+  CUresult error = call();
+  if (error == CUDA_ERROR_INVALID_CONTEXT) {
+    driver.make_context(device);
+    error = call();
   }
+  if (error == CUDA_SUCCESS) return;
+  const char* text = nullptr;
+  driver.error_string(error, &text);
+  throw std::runtime_error(std::string("Triton Error [CUDA]: ") + (text ? text : "unknown error"));
 }
+
+}  // namespace
 
 CUlaunchAttributeValue& Step::add(CUlaunchAttributeID id) {
   CUlaunchAttribute& next = attributes.at(config.numAttrs++);
@@ -55,34 +51,52 @@ void Step::check(int given) const {
   for (const auto& [offset, operand] : addresses)
     fits &= lies_in(offset, 8) && operand >= 0 && operand < given;
   for (const auto& [offset, size] : alphas) fits &= (size == 4 || size == 8) && lies_in(offset, size);
-  for (const auto& map : maps)
-    fits &= lies_in(map.offset, sizeof(TensorMap)) && map.operand >= 0 && map.operand < given;
+  for (const auto& [offset, operand] : maps)
+    fits &= lies_in(offset, sizeof(CUtensorMap)) && offset % alignof(CUtensorMap) == 0 && operand >= 0 &&
+            operand < given;
   if (!fits) throw std::invalid_argument("a parameter of a launch lies outside of its bytes or operands");
 }
 
-void launch(const Step& step, const Driver& driver, TensorMaps& maps, CUstream stream, int device,
-            const uint64_t* addresses, double alpha) {
-  alignas(128) char bytes[kMaxBytes];
+void launch(const Step& step, const Driver& driver, CUstream stream, int device, const uint64_t* addresses,
+            double alpha) {
+  alignas(alignof(CUtensorMap)) char bytes[kMaxBytes];
   void* pointers[kMaxParameters];
   std::memcpy(bytes, step.bytes.data(), step.bytes.size());
   for (const auto& [offset, operand] : step.addresses) std::memcpy(bytes + offset, &addresses[operand], 8);
   const auto narrow = static_cast<float>(alpha);
   for (const auto& [offset, size] : step.alphas)
     std::memcpy(bytes + offset, size == 4 ? static_cast<const void*>(&narrow) : &alpha, size);
-  if (!step.maps.empty()) maps.fill(step.maps, addresses, bytes);
+  for (const auto& [offset, operand] : step.maps)
+    succeed(driver, device, [&, map = reinterpret_cast<CUtensorMap*>(bytes + offset), which = operand] {
+      return driver.replace_address(map, reinterpret_cast<void*>(addresses[which]));
+    });
   for (size_t i = 0; i < step.offsets.size(); ++i) pointers[i] = bytes + step.offsets[i];
   CUlaunchConfig config = step.config;
   config.hStream = stream;
   config.attrs = const_cast<CUlaunchAttribute*>(step.attributes.data());  // which the driver only reads
-  CUresult error = driver.launch(&config, step.function, pointers, nullptr);
-  if (error == CUDA_ERROR_INVALID_CONTEXT) {  // this thread may have used no CUDA before
-    driver.make_context(device);
-    error = driver.launch(&config, step.function, pointers, nullptr);
-  }
-  if (error == CUDA_SUCCESS) return;
-  const char* text = nullptr;
-  driver.error_string(error, &text);
-  throw std::runtime_error(std::string("Triton Error [CUDA]: ") + (text ? text : "unknown error"));
+  succeed(driver, device, [&] { return driver.launch(&config, step.function, pointers, nullptr); });
+}
+
+std::optional<Workspace> Workspaces::find(const Driver& driver, int device, CUstream stream,
+                                          uint64_t bytes) const {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (driver.is_capturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
+    return std::nullopt;
+  const std::shared_lock lock(changing_);
+  const auto found = kept_.find({device, stream});
+  if (found == kept_.end() || found->second.bytes < bytes) return std::nullopt;
+  return found->second;
+}
+
+void Workspaces::keep(int device, CUstream stream, Workspace workspace) {
+  const std::unique_lock lock(changing_);
+  std::swap(kept_[{device, stream}], workspace);  // the one before ends after the lock
+}
+
+void Workspaces::forget() {
+  Kept given_up;
+  const std::unique_lock lock(changing_);
+  given_up.swap(kept_);
 }
 
 }  // namespace triton_gemm

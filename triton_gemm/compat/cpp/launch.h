@@ -1,13 +1,15 @@
-// What a cached call launches, and its launch by the CUDA driver. Neither torch nor Python is used here.
+// What a cached call launches, its launch by the CUDA driver, and the memory that launches share. Neither
+// torch nor Python is used here.
 #pragma once
 #include <cuda.h>
 
 #include <array>
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
+#include <optional>
+#include <shared_mutex>
 #include <utility>
 #include <vector>
 
@@ -17,21 +19,13 @@ constexpr int kMaxParameters = 128;
 constexpr int kMaxBytes = 4096;  // of a kernel's parameters, as CUDA allows
 constexpr int kMaxAddresses = 24;
 
+// The driver's functions, and one that makes a device's primary context the calling thread's.
 struct Driver {
   CUresult (*launch)(const CUlaunchConfig*, CUfunction, void**, void**);
   CUresult (*error_string)(CUresult, const char**);
-  void (*make_context)(int device);  // makes the device's primary context the calling thread's
-};
-
-struct TensorMap {
-  alignas(64) unsigned char bytes[128];
-};
-static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
-
-// Encodes the tensor map of an operand from its address; its sizes and strides are the encoder's.
-struct Encoder {
-  virtual ~Encoder() = default;
-  virtual TensorMap encode(uint64_t address) = 0;
+  CUresult (*replace_address)(CUtensorMap*, void*);
+  CUresult (*is_capturing)(CUstream, CUstreamCaptureStatus*);
+  void (*make_context)(int device);
 };
 
 // Offsets are in bytes from the first parameter. `operand` is an index among a call's addresses.
@@ -41,33 +35,9 @@ struct AddressParameter {
 struct AlphaParameter {
   int offset, size;
 };
-struct MapParameter {
-  int offset, operand;
-  uint64_t id;  // no other parameter's
-  std::shared_ptr<Encoder> encoder;
-};
 
-// Encoded tensor maps by parameter and address, for all calls together. Threads may share it.
-class TensorMaps {
- public:
-  explicit TensorMaps(size_t capacity) : capacity_(capacity) {}
-  // Puts the maps of these parameters for a call's addresses into `bytes`.
-  void fill(const std::vector<MapParameter>& parameters, const uint64_t* addresses, char* bytes);
-
- private:
-  using Name = std::pair<uint64_t, uint64_t>;
-  struct Hash {
-    size_t operator()(const Name& name) const {
-      return (name.first * 0x9E3779B97F4A7C15u) ^ (name.second >> 4);
-    }
-  };
-  const size_t capacity_;
-  std::mutex changing_;  // never held while anything is encoded
-  std::unordered_map<Name, TensorMap, Hash> maps_;
-  std::deque<Name> order_;
-};
-
-// One launch of a kernel. Its parameters lie in `bytes`, complete but for those that differ between calls.
+// One launch of a kernel. Its parameters lie in `bytes`, complete but for those that differ between calls. A
+// tensor map lies there as it is for another address.
 struct Step {
   CUfunction function = nullptr;
   CUlaunchConfig config{};
@@ -76,7 +46,7 @@ struct Step {
   std::vector<int> offsets;
   std::vector<AddressParameter> addresses;
   std::vector<AlphaParameter> alphas;
-  std::vector<MapParameter> maps;
+  std::vector<AddressParameter> maps;
 
   void set_cooperative();
   void set_programmatic();
@@ -89,7 +59,28 @@ struct Step {
 };
 
 // Launches a step with a call's addresses and alpha. Throws std::runtime_error in Triton's words.
-void launch(const Step& step, const Driver& driver, TensorMaps& maps, CUstream stream, int device,
-            const uint64_t* addresses, double alpha);
+void launch(const Step& step, const Driver& driver, CUstream stream, int device, const uint64_t* addresses,
+            double alpha);
+
+// Memory that launches of one stream share, for split-K.
+struct Workspace {
+  std::array<uint64_t, 2> addresses;  // of partial sums, and of counters
+  uint64_t bytes;                     // of partial sums
+  std::shared_ptr<void> owner;
+};
+
+// The workspaces of streams that no thread has for itself. Threads may share it.
+class Workspaces {
+ public:
+  // The stream's, unless it has less than so many bytes or the stream is being captured.
+  std::optional<Workspace> find(const Driver& driver, int device, CUstream stream, uint64_t bytes) const;
+  void keep(int device, CUstream stream, Workspace workspace);
+  void forget();
+
+ private:
+  using Kept = std::map<std::pair<int, CUstream>, Workspace>;
+  mutable std::shared_mutex changing_;  // never held while a workspace ends
+  Kept kept_;
+};
 
 }  // namespace triton_gemm

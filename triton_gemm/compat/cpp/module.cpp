@@ -142,15 +142,25 @@ PyObject* setup(PyObject*, PyObject* given) {
   });
 }
 
-// connect(launch, error_string): the addresses of the driver's functions; no entry may be kept before.
+// connect(launch, error_string, replace_address, is_capturing): the addresses of the driver's functions; no
+// entry may be kept before.
 PyObject* connect(PyObject*, PyObject* given) {
-  unsigned long long launch, error_string;
-  if (!PyArg_ParseTuple(given, "KK", &launch, &error_string)) return nullptr;
+  unsigned long long launch, error_string, replace_address, is_capturing;
+  if (!PyArg_ParseTuple(given, "KKKK", &launch, &error_string, &replace_address, &is_capturing))
+    return nullptr;
   state.driver = new Driver{reinterpret_cast<decltype(Driver::launch)>(launch),
-                            reinterpret_cast<decltype(Driver::error_string)>(error_string), [](int device) {
+                            reinterpret_cast<decltype(Driver::error_string)>(error_string),
+                            reinterpret_cast<decltype(Driver::replace_address)>(replace_address),
+                            reinterpret_cast<decltype(Driver::is_capturing)>(is_capturing), [](int device) {
                               const py::gil_scoped_acquire gil;
                               ask(of_python.make_context, device);
                             }};
+  Py_RETURN_NONE;
+}
+
+// forget_workspaces(): has Python asked for the workspace of each stream once more.
+PyObject* forget_workspaces(PyObject*, PyObject*) {
+  state.workspaces.forget();
   Py_RETURN_NONE;
 }
 
@@ -306,6 +316,7 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
 PyType_Spec spec = {"triton_gemm_native.Table", sizeof(PyTable), 0, Py_TPFLAGS_DEFAULT, slots};
 PyMethodDef functions[] = {{"setup", setup, METH_O, nullptr},
                            {"connect", connect, METH_VARARGS, nullptr},
+                           {"forget_workspaces", forget_workspaces, METH_NOARGS, nullptr},
                            {"follow", follow, METH_VARARGS, nullptr},
                            {"group", group, METH_NOARGS, nullptr},
                            {"register", register_, METH_VARARGS, nullptr},

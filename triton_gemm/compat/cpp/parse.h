@@ -21,7 +21,6 @@ inline Shape parse_shape(py::handle given) {
 }
 
 inline Step parse_step(py::handle given) {
-  static std::atomic<uint64_t> next_id = 0;
   Step step;
   step.function = reinterpret_cast<CUfunction>(field<uint64_t>(given, "function"));
   const auto grid = field<std::array<unsigned, 3>>(given, "grid");
@@ -39,9 +38,8 @@ inline Step parse_step(py::handle given) {
     step.addresses.push_back({offset, operand});
   for (const auto& [offset, size] : field<std::vector<std::pair<int, int>>>(given, "alphas"))
     step.alphas.push_back({offset, size});
-  for (const auto& [offset, operand, encode] :
-       field<std::vector<std::tuple<int, int, py::object>>>(given, "maps"))
-    step.maps.push_back({offset, operand, ++next_id, std::make_shared<PythonEncoder>(encode)});
+  for (const auto& [offset, operand] : field<std::vector<std::pair<int, int>>>(given, "maps"))
+    step.maps.push_back({offset, operand});
   return step;
 }
 
@@ -50,8 +48,9 @@ inline std::shared_ptr<const Entry> parse_entry(py::handle given, int operands) 
   auto entry = std::make_shared<Entry>();
   entry->result = parse_shape(given.attr("result"));
   for (const py::handle shape : given.attr("temporaries")) entry->temporaries.push_back(parse_shape(shape));
+  entry->workspace_bytes = field<uint64_t>(given, "workspace_bytes");
   if (const py::object workspace = given.attr("workspace"); !workspace.is_none())
-    entry->workspace = std::make_shared<PythonWorkspace>(workspace);
+    entry->allocator = std::make_shared<PythonAllocator>(workspace);
   entry->extents = field<std::array<uint64_t, 3>>(given, "extents");
   entry->copies = field<bool>(given, "copies");
   entry->preactivation = field<bool>(given, "preactivation");
@@ -64,7 +63,7 @@ inline std::shared_ptr<const Entry> parse_entry(py::handle given, int operands) 
   for (const py::handle step : given.attr("steps")) {
     entry->steps.push_back(parse_step(step));
     entry->steps.back().check(operands - entry->copies + entry->preactivation +
-                              2 * (entry->workspace != nullptr) +
+                              2 * (entry->allocator != nullptr) +
                               static_cast<int>(entry->temporaries.size()));
   }
   entry->owner = kept(given.attr("plan"));

@@ -56,38 +56,25 @@ py::object ask(const std::shared_ptr<PyObject>& function, Arguments... arguments
   }
 }
 
-struct PythonEncoder final : Encoder {
-  std::shared_ptr<PyObject> function;  // address -> bytes
+struct PythonAllocator final : Allocator {
+  std::shared_ptr<PyObject> function;  // stream -> [partial sums, counters], and whether others may have them
 
-  explicit PythonEncoder(py::handle given) : function(kept(given)) {}
+  explicit PythonAllocator(py::handle given) : function(kept(given)) {}
 
-  TensorMap encode(uint64_t address) override {
-    const py::gil_scoped_acquire gil;
-    const py::object made = ask(function, address);
-    TensorMap map{};
-    char* bytes;
-    Py_ssize_t size;
-    if (PyBytes_AsStringAndSize(made.ptr(), &bytes, &size) < 0) throw_python();
-    if (size != sizeof map.bytes) throw std::invalid_argument("a tensor map has 128 bytes");
-    std::memcpy(map.bytes, bytes, sizeof map.bytes);
-    return map;
-  }
-};
-
-struct PythonWorkspace final : Workspace {
-  std::shared_ptr<PyObject> function;  // stream -> [partial sums, counters]
-
-  explicit PythonWorkspace(py::handle given) : function(kept(given)) {}
-
-  std::shared_ptr<void> get(CUstream stream, uint64_t* addresses) override {
+  Workspace workspace(int device, CUstream stream) override {
     const py::gil_scoped_acquire gil;
     const py::object made = ask(function, reinterpret_cast<uint64_t>(stream));
     auto memory = std::make_shared<std::array<at::Tensor, 2>>();
+    Workspace found{};
     for (size_t i = 0; i < 2; ++i) {
-      memory->at(i) = THPVariable_Unpack(py::object(made[py::int_(i)]).ptr());
-      addresses[i] = reinterpret_cast<uint64_t>(memory->at(i).mutable_data_ptr());
+      memory->at(i) = THPVariable_Unpack(py::object(made[py::int_(0)][py::int_(i)]).ptr());
+      found.addresses[i] = reinterpret_cast<uint64_t>(memory->at(i).mutable_data_ptr());
     }
-    return memory;
+    found.bytes = memory->at(0).nbytes();
+    found.owner = std::move(memory);
+    // Before the GIL is released, so that Python gives none up in between.
+    if (py::object(made[py::int_(1)]).is(py::bool_(true))) state.workspaces.keep(device, stream, found);
+    return found;
   }
 };
 

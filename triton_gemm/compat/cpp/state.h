@@ -13,7 +13,7 @@ struct State {
   std::atomic<int64_t> epoch = 0;         // `generation.number`
   std::atomic<bool> policies = false;     // whether a policy was ever set in a context
   std::atomic<Driver*> driver = nullptr;  // null until entries may be kept
-  TensorMaps maps{1 << 14};
+  Workspaces workspaces;
 };
 inline State& state = *new State;
 

@@ -2,7 +2,8 @@
 // used here.
 #pragma once
 #include <atomic>
-#include <shared_mutex>
+#include <deque>
+#include <unordered_map>
 
 #include "launch.h"
 
@@ -32,11 +33,10 @@ struct Shape {
   int dtype;  // c10::ScalarType
 };
 
-// Memory that launches of one stream share, for split-K: partial sums, and counters.
-struct Workspace {
-  virtual ~Workspace() = default;
-  // Adds two addresses. What is returned keeps the memory.
-  virtual std::shared_ptr<void> get(CUstream stream, uint64_t* addresses) = 0;
+// Finds a workspace where `Workspaces` has none.
+struct Allocator {
+  virtual ~Allocator() = default;
+  virtual Workspace workspace(int device, CUstream stream) = 0;
 };
 
 // C++ has none; that of a @ b or of a @ b.T, with or without a bias.
@@ -48,8 +48,9 @@ enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu };
 struct Entry {
   Shape result;  // of a call without `out`
   std::vector<Shape> temporaries;
-  std::shared_ptr<Workspace> workspace;
-  std::array<uint64_t, 3> extents;  // bytes from the first element of a, b and c to the end of the last
+  uint64_t workspace_bytes;              // of partial sums
+  std::shared_ptr<Allocator> allocator;  // null: the launches share no memory
+  std::array<uint64_t, 3> extents;       // bytes from the first element of a, b and c to the end of the last
   bool copies;  // whether the launches add to the result, which is a copy of the last auxiliary operand first
   bool
       preactivation;  // whether the launches also store what the activation is applied to, as the result lies
