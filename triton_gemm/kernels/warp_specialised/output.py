@@ -265,14 +265,17 @@ def ungated_tile(sums, bias, c, beside, output, buffers, number, batch, m, n, ro
     if BIAS == "n" and config.EARLY_BIAS == "":
         bias = gl.load(output.bias_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
     alpha = output.alpha
+    ALONE: gl.constexpr = config.SCALES == "rows" and BIAS == "" and config.HAS_BETA != 1
     if config.SCALES == "rows":
         a_scale = gl.load(output.a_scale_ptr + offs_m, mask=offs_m < rows_end, other=0.0)[:, None]
         b_scale = gl.load(output.b_scale_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
-        sums = scaled(sums, a_scale, b_scale)
+        # Nothing is added: so alpha is a factor of columns, not of elements.
+        sums = scaled(sums, a_scale, alpha * b_scale if ALONE else b_scale)
     if config.SCALES == "tensor":
         sums, power = scaled_once(sums, gl.load(output.a_scale_ptr), gl.load(output.b_scale_ptr))
         alpha *= power
-    sums = before_activation(sums, alpha, output.beta, c, bias, config.HAS_BETA, BIAS != "")
+    if not ALONE:
+        sums = before_activation(sums, alpha, output.beta, c, bias, config.HAS_BETA, BIAS != "")
     if beside is not None:
         store_beside(sums, beside, output, buffers, number, batch, m, n, rows_end, config)
     sums = after_activation(sums, output.beta, c, config.HAS_BETA, config.ACTIVATION)
