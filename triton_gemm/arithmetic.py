@@ -37,13 +37,13 @@ class Arithmetic:
     """One way to multiply matrices.
 
     name: what `GemmProblem.precision` calls it; for fp32 one of MODES.
-    dtypes: of operands. What a dtype is multiplied in where nothing else is said is its first record in the table.
+    dtypes: of operands. A dtype's default is its first record in the table.
     accumulator: the dtype of sums.
     instruction: what multiplies.
     capability: the oldest compute capability that has it.
     plain: whether operands may come without scales.
     scales: the kinds of scales that operands may have.
-    out_dtype: C's where nothing else is said; None: the operands'.
+    out_dtype: C's by default; None: the operands'.
     out_dtypes: others that C may have.
     planes: what each operand is split into; None: it is multiplied as it is.
     promotion: bytes of an operand along K after which sums leave the tensor cores and are added in fp32, because tensor
@@ -160,7 +160,7 @@ _DEFAULTS = {dtype: found for found in reversed(ARITHMETICS.values()) for dtype 
 
 
 def default_arithmetic(dtype: torch.dtype) -> Arithmetic:
-    """What operands of `dtype` are multiplied in where nothing else is said: fp32 as torch is set, fp8 with promotion.
+    """What operands of `dtype` are multiplied in by default: fp32 as torch is set, fp8 with promotion.
     KeyError for others."""
     return ARITHMETICS[fp32_precision()] if dtype == torch.float32 else _DEFAULTS[dtype]
 
@@ -172,7 +172,7 @@ def scaled_arithmetic(dtype: torch.dtype, use_fast_accum: bool) -> Arithmetic:
 
 
 def result_dtype(dtype: torch.dtype) -> torch.dtype:
-    """C's dtype of operands of `dtype` where nothing else is said."""
+    """C's dtype of operands of `dtype` by default."""
     found = _DEFAULTS.get(dtype)
     return (found and found.out_dtype) or dtype
 

@@ -199,7 +199,7 @@ def test_products_are_timed_as_soon_as_they_are_compiled(monkeypatch: pytest.Mon
     """The first while others compile; what never ends does not keep the others waiting."""
     lab = Lab(OTHER, model_without_calibration(OTHER), compile_s=0.3)
     steps: list[Progress] = []
-    report = calibrated(lab, 60.0, said=steps.append)
+    report = calibrated(lab, 60.0, progress=steps.append)
     assert report.shapes > 8 and steps[0].seconds_left > 45 and steps[-1].timed > 20
     assert [step.number for step in steps] == list(range(1, 13)) and steps[0].count == 12
     stuck = Lab(OTHER, model_without_calibration(OTHER))

@@ -194,7 +194,7 @@ STEP = Progress(1, 3, PROBLEMS["middle"], 5, 24, select(PROBLEMS["middle"], HOPP
 
 def test_a_step_is_one_line() -> None:
     best = f"{STEP.best.kernel} {STEP.best.config}"
-    assert shown.said(STEP) == f"1/3 512x1024x2048: 5 of 24 timed, best 8 us, +5.0 %: {best}; 57 s left"
+    assert shown.step_text(STEP) == f"1/3 512x1024x2048: 5 of 24 timed, best 8 us, +5.0 %: {best}; 57 s left"
 
 
 def test_without_a_terminal_there_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture, capsys: Any) -> None:

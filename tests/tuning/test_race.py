@@ -111,7 +111,7 @@ def test_what_is_compiled_is_timed_while_others_are_compiled() -> None:
     kernels = Kernels(times.__getitem__, compile_s=0.2)
     kernels.compile(range(10))
     said: list[tuple[int, int]] = []
-    found = race.race(range(10), kernels, 10.0, said=lambda timed, count, *_: said.append((timed, count)))
+    found = race.race(range(10), kernels, 10.0, progress=lambda timed, count, *_: said.append((timed, count)))
     assert found.way == 9 and said[0] == (2, 10) and len(said) > 5
     # Who is compiled too late is not waited for, and counted.
     kernels = Kernels(times.__getitem__, compile_s=1.0)

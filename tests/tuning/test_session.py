@@ -59,14 +59,14 @@ def tuned(
     lab: FakeLab | None = None,
     *,
     versions: str | None = None,
-    said: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     ended: Callable[[ShapeReport], None] = lambda report: None,
     **wishes: Any,
 ) -> TuningReport:
     lab = lab or FakeLab(chance)
     journal = Journal(folder / "x.tuning.jsonl", versions or tables.versions())
     lab.journal = journal  # type: ignore[attr-defined]
-    return Session(lab, journal, Wishes(**{"budget": 60.0, **wishes}), said).run(calls or {SMALL: 1}, ended)
+    return Session(lab, journal, Wishes(**{"budget": 60.0, **wishes}), progress).run(calls or {SMALL: 1}, ended)
 
 
 def fastest(problem: GemmProblem = SMALL, bits: Any = "same") -> Selection:
@@ -356,7 +356,7 @@ def test_it_ends_within_the_budget_and_one_candidate(budget: float, folder: Path
 
 def test_progress_is_told(folder: Path) -> None:
     steps: list[Progress] = []
-    tuned(folder, {SMALL: 1, LARGE: 2}, said=steps.append)
+    tuned(folder, {SMALL: 1, LARGE: 2}, progress=steps.append)
     assert steps[0].problem == LARGE and steps[-1].problem == SMALL and steps[-1].number == steps[-1].count == 2
     assert steps[-1].best_us < steps[-1].choice_us and steps[-1].timed == steps[-1].candidates
     left = [step.seconds_left for step in steps]

@@ -56,7 +56,7 @@ class Measured:
 
 
 def measure(
-    lab: Lab, probes: Sequence[Probe], until: float, said: Callable[[Progress], None] | None = None
+    lab: Lab, probes: Sequence[Probe], until: float, progress: Callable[[Progress], None] | None = None
 ) -> Measured:
     """Times the probes' candidates until `until`, by the lab's clock, but for what is under way then. Products during
     which the GPU was throttled or shared are timed once more, after the others. DeviceLostError where a candidate has
@@ -74,11 +74,11 @@ def measure(
         waiting.remove(ready)
         probe, attempt = ready
         found.repeated += attempt > 0
-        if said is not None:
+        if progress is not None:
             count = sum(len(timed.us) for timed in found.timed)
             number = len(probes) - len(waiting)
             left = until - lab.now()
-            said(Progress(number, count=len(probes), problem=probe.problem, timed=count, seconds_left=left))
+            progress(Progress(number, count=len(probes), problem=probe.problem, timed=count, seconds_left=left))
         before = before or lab.look()
         best_ms = min(best_ms, before.ms)
         timed = _time(lab, probe, attempt, found)

@@ -33,9 +33,9 @@ class Session:
         budget: float,
         keep: bool = True,
         failure: Callable[[GemmProblem, Selection], str | None] = lambda problem, way: None,
-        said: Callable[[Progress], None] | None = None,
+        progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.lab, self.budget, self.keep, self.failure, self.said = lab, budget, keep, failure, said
+        self.lab, self.budget, self.keep, self.failure, self.progress = lab, budget, keep, failure, progress
         self.begin = lab.now()
 
     def run(self) -> CalibrationReport:
@@ -46,7 +46,7 @@ class Session:
         wanted = [self.without_failures(probe, left_out) for probe in probes(device)]
         wanted = [probe for probe in wanted if len(probe.ways) > 1]
         until = self.begin + (1 - FITTING) * self.budget
-        found = measuring.measure(self.lab, wanted, until, self.said)
+        found = measuring.measure(self.lab, wanted, until, self.progress)
         report = CalibrationReport(
             outcome="refused",
             device=device.name,

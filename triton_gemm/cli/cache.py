@@ -75,8 +75,8 @@ def ls(as_json: output.Json = False) -> None:
             console.print(f"quarantined: {path}")
         for model in models:
             good = f"{model['name']}, calibrated {model['measured']}"
-            said = f"not used: {model['wrong']}" if model["wrong"] else good
-            console.print(f"model: {model['file']}: {said}", soft_wrap=True)
+            state = f"not used: {model['wrong']}" if model["wrong"] else good
+            console.print(f"model: {model['file']}: {state}", soft_wrap=True)
 
     output.show(data, as_json, render)
 
@@ -236,8 +236,8 @@ def verify(device: words.Device = None, as_json: output.Json = False) -> None:
 
     def render(console: Console) -> None:
         for x in found:
-            said = "; ".join(x["faults"]) or (f"not used here: {x['elsewhere']}" if x["elsewhere"] else "good")
-            console.print(f"{Path(x['file']).name}: {x['entries']} entries, {said}")
+            state = "; ".join(x["faults"]) or (f"not used here: {x['elsewhere']}" if x["elsewhere"] else "good")
+            console.print(f"{Path(x['file']).name}: {x['entries']} entries, {state}")
         if not found:
             console.print(f"there is no table in {tables.folder()}, and none came with the package")
 

@@ -43,10 +43,10 @@ def _shown() -> Iterator[Callable[[Progress], None] | None]:
         yield None
         return
     with Console(stderr=True, highlight=False).status("compiling") as status:
-        yield lambda step: status.update(said(step))
+        yield lambda step: status.update(step_text(step))
 
 
-def said(step: Progress) -> str:
+def step_text(step: Progress) -> str:
     """A step in one line."""
     p = step.problem
     return (

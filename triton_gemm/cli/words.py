@@ -102,7 +102,7 @@ def dtype(word: str) -> torch.dtype:
 
 
 def shapes(text: str) -> list[tuple[int, int, int, int]]:
-    """(batch, M, N, K) of each product; batch is 1 where it is not said."""
+    """(batch, M, N, K) of each product; batch is 1 by default."""
     found = []
     for word in text.split(","):
         sizes = re.fullmatch(r"\s*(?:(\d{1,15})x)?(\d{1,15})x(\d{1,15})x(\d{1,15})\s*", word.lower(), re.ASCII)

@@ -304,7 +304,7 @@ def _product() -> Found:
         yield "broken", "a small product is wrong", "report it, with the output of `triton-gemm doctor --json`"
 
 
-# --- What is said to it ---
+# --- Settings ---
 
 
 def _policy() -> Found:

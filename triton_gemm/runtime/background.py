@@ -72,7 +72,7 @@ class FirstCalls:
         self.number = -1  # of these
         self.seen = -1  # how often binaries had been added when its own were looked for
         self.stand_in: GemmPlan | None = None
-        self.looked = 0  # how many binaries were available when it was looked for
+        self.binaries_at_last_search = 0  # how many were available then
         self.lost_us = 0.0  # by each call that does not run on the plan's own kernels, predicted
         self.failed = False
         self.changing = threading.RLock()  # a handler of signals may multiply, too
@@ -108,7 +108,7 @@ class FirstCalls:
                 else:
                     counts["waited"] += 1
                     return None
-            if len(self.available.binaries) > GROWN * self.looked:
+            if len(self.available.binaries) > GROWN * self.binaries_at_last_search:
                 self._look(plan)
                 self.lost_us = self._predicted_loss(plan)
             stand_in = self.stand_in
@@ -164,7 +164,7 @@ class FirstCalls:
 
     def _look(self, plan: GemmPlan) -> None:
         """Takes the stand-in that is the fastest now; keeps what there is where nothing available would do."""
-        self.looked = len(self.available.binaries)
+        self.binaries_at_last_search = len(self.available.binaries)
         found = self.available.nearest(plan.problem, plan.selection, self.device)
         if found is not None and (self.stand_in is None or found.algorithm != self.stand_in.selection.algorithm):
             self.stand_in = plan.like(found)

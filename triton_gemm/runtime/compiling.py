@@ -65,7 +65,7 @@ class Compiler:
         self.begun: dict[object, float] = {}
         self.ended: dict[object, str | None] = {}  # why not, or None
         self.changed = threading.Condition()
-        self.closed = self.said = False
+        self.closed = self.reported = False
         self.starting = 0  # processes
         # A core is left to the thread that times. A worker takes about a second of CPU to begin with and some hundred
         # MB, measured once on two cores: less than machines with GPUs have for each core.
@@ -185,7 +185,7 @@ class Compiler:
                     if self.closed:
                         return
                     worker = None
-                    self._say(lost)
+                    self._report(lost)
                 if why is None:
                     self.begun[job] = self.clock()
                     why = self._load(job)
@@ -205,7 +205,7 @@ class Compiler:
                 worker.start()
         except LostError as lost:
             if not self.closed:
-                self._say(lost)
+                self._report(lost)
             return False
         finally:
             with self.changed:
@@ -225,10 +225,10 @@ class Compiler:
             return told(error)
         return None
 
-    def _say(self, lost: LostError) -> None:
+    def _report(self, lost: LostError) -> None:
         with self.changed:
-            said, self.said = self.said, True
-        if not said:
+            is_first, self.reported = not self.reported, True
+        if is_first:
             self.on_lost(lost)
 
 

@@ -300,19 +300,19 @@ def key_of(
     dtype = a.dtype
     setting = fp32_precision() if dtype is torch.float32 and request.precision is None else None
     # Most are one of these, and the hash of a request is a tenth of the key's time.
-    said = None if request is PRODUCT else True if request is SUM else _COMMON.get(request, request)
+    request_key = None if request is PRODUCT else True if request is SUM else _COMMON.get(request, request)
     policy = in_context() or (generation.contexts and in_backward())
     key: tuple[Any, ...]  # made at every call, so in one piece where that is cheap
     if c is None:
         key = (
-            policy, generation.number, said, setting, a.shape, b.shape, a.stride(), b.stride(), dtype,
+            policy, generation.number, request_key, setting, a.shape, b.shape, a.stride(), b.stride(), dtype,
             b.dtype, a.get_device(), b.get_device(),
             p & 15 == 0 if (p := a.data_ptr()) and a.untyped_storage().data_ptr() else _empty(a),
             p & 15 == 0 if (p := b.data_ptr()) and b.untyped_storage().data_ptr() else _empty(b),
         )  # fmt: skip
     else:
         key = (
-            policy, generation.number, said, setting, a.shape, b.shape, c.shape, a.stride(), b.stride(),
+            policy, generation.number, request_key, setting, a.shape, b.shape, c.shape, a.stride(), b.stride(),
             c.stride(), dtype, b.dtype, c.dtype, a.get_device(), b.get_device(), c.get_device(),
             p & 15 == 0 if (p := a.data_ptr()) and a.untyped_storage().data_ptr() else _empty(a),
             p & 15 == 0 if (p := b.data_ptr()) and b.untyped_storage().data_ptr() else _empty(b),

@@ -261,7 +261,7 @@ def choose(
     found = None if name == "model" else tables.lookup(problem, device, bits, wanted)
     if found is None and name == "error":
         raise RuntimeError(
-            f'no table has {_said(problem)} on {device.name}, and the policy is "error": tune it, or set "cached"'
+            f'no table has {_text(problem)} on {device.name}, and the policy is "error": tune it, or set "cached"'
         )
     if found is None and name == "tune" and may_tune and _may_time():
         found = _tuned(problem, device, batch_invariance.class_of(problem, device) if invariant else None)
@@ -279,11 +279,11 @@ def torch_is_faster(problem: GemmProblem, device: DeviceInfo) -> bool:
 def _tuned(problem: GemmProblem, device: DeviceInfo, wanted: str | None) -> Selection:
     """The tuner's answer. wanted: the class of bits that it must have, if one."""
     if _tuner is None:
-        raise RuntimeError(f'no table has {_said(problem)}, the policy is "tune", and there is no tuner: set "cached"')
+        raise RuntimeError(f'no table has {_text(problem)}, the policy is "tune", and there is no tuner: set "cached"')
     with _within(Policy("model", current().bits, wanted is not None)):
         found = replace(_tuner(problem, device), source="tuner")
     if wanted not in (None, bit_class(problem, found)):
-        raise RuntimeError(f"the tuner's answer for {_said(problem)} gives {bit_class(problem, found)}, not {wanted}")
+        raise RuntimeError(f"the tuner's answer for {_text(problem)} gives {bit_class(problem, found)}, not {wanted}")
     return found
 
 
@@ -293,6 +293,6 @@ def _may_time() -> bool:
     return not (INTERPRETED or capturing or torch.compiler.is_compiling() or must_dispatch())
 
 
-def _said(problem: GemmProblem) -> str:
+def _text(problem: GemmProblem) -> str:
     batch = f"{problem.batch} x " if problem.batch != 1 else ""
     return f"{batch}{problem.M} x {problem.N} x {problem.K} in {str(problem.dtype).removeprefix('torch.')}"

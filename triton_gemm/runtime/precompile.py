@@ -75,11 +75,11 @@ def precompile(
     failures: list[str] = []
     wanted: dict[tuple[int, int], dict[object, tuple[Launch, Mapping[str, torch.Tensor]]]] = {}
     pairs = list(product(devices, problems))
-    said = begin
+    last_call = begin
     selecting(0, len(pairs))
     for done, (device, problem) in enumerate(pairs):
-        if time.perf_counter() - said > SELECTING_S:
-            said = time.perf_counter()
+        if time.perf_counter() - last_call > SELECTING_S:
+            last_call = time.perf_counter()
             selecting(done, len(pairs))
         of_capability = wanted.setdefault(device.capability, {})
         try:

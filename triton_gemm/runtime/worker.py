@@ -33,7 +33,7 @@ from ..selection.select import Selection
 from .binaries import SCALARS, launches_on, operands_of
 
 START_S = 120.0  # until it has imported torch and Triton, and read Triton's files, perhaps from a slow network
-PROBE_S = 10.0  # until a program has said which Python it is
+PROBE_S = 10.0  # until a program has printed which Python it is
 GONE_S = 5.0  # until a process is gone whose end of the pipe is closed, or that is killed
 KILLS = 2  # from outside, after which no other process is started
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}  # of the compiler itself
@@ -93,13 +93,13 @@ def python() -> str | None:
             start_new_session=True,
         ) as process:
             try:
-                said, _ = process.communicate(timeout=PROBE_S)
+                output, _ = process.communicate(timeout=PROBE_S)
             except BaseException:
                 _kill(process)
                 raise
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found if said.strip() == b"%d" % sys.hexversion else None
+    return found if output.strip() == b"%d" % sys.hexversion else None
 
 
 class Worker:
@@ -132,9 +132,9 @@ class Worker:
                 self.pipe, self.process = _launched(self.command or [str(executable), "-c", START])
             self.pipe.send(([str.__str__(x) for x in sys.path if isinstance(x, str)], self.nice))  # Python skips others
             self.pipe.send((self.target, hash_triton()))
-            said = self._receive(START_S)
-            if said != READY:
-                raise RuntimeError(f"it says {said!r}")
+            reply = self._receive(START_S)
+            if reply != READY:
+                raise RuntimeError(f"it says {reply!r}")
         except (EOFError, ConnectionError):
             raise LostError(f"it ended with {self.end(GONE_S)}") from None
         except Exception as error:  # no such command, no memory, too slow

@@ -32,7 +32,7 @@ from ..selection.bit_classes import bit_class
 from ..selection.select import Selection
 from ..tables.files import BITS, TRITON, Bits
 from .recording import read_shapes, record_shapes
-from .report import Comparison, Measure, Progress, ShapeReport, TuningReport
+from .report import Comparison, Measure, Progress, TuningReport
 
 if TYPE_CHECKING:
     from .gpu import Gpu
@@ -319,12 +319,10 @@ def _chosen(problem: GemmProblem, device: DeviceInfo, bits: Bits, cleared: int) 
     gpus = range(torch.cuda.device_count())
     index = next(i for i in gpus if device_info(torch.device("cuda", i)).uuid == device.uuid)
     (report,) = tune([problem], budget=BUDGET_OF_A_CALL, bits=bits, progress=_silent, device=index).shapes
-    return choice if report.selection is None else _said(report, report.selection)
-
-
-def _said(report: ShapeReport, selection: Selection) -> Selection:
+    if report.selection is None:
+        return choice
     times = f"{report.us:.3g} us measured, the model's choice {report.choice_us:.3g} us"
-    return replace(selection, reason=times)
+    return replace(report.selection, reason=times)
 
 
 def _silent(_: object) -> None:

@@ -25,10 +25,10 @@ ATTEMPTS = 2  # at a product during which the GPU was not fit to be measured
 
 
 class Comparing:
-    """A comparison that is under way on a GPU; `said` is told what was found so far after every product."""
+    """A comparison that is under way on a GPU; `progress` is told what was found so far after every product."""
 
-    def __init__(self, gpu: Gpu, budget: float, said: Callable[[Comparison], None]) -> None:
-        self.gpu, self.budget, self.said, self.begin = gpu, budget, said, gpu.now()
+    def __init__(self, gpu: Gpu, budget: float, progress: Callable[[Comparison], None]) -> None:
+        self.gpu, self.budget, self.progress, self.begin = gpu, budget, progress, gpu.now()
         self.best_ms = math.inf  # of the reference product
 
     def run(self, calls: Mapping[GemmProblem, int], recorded: bool) -> Comparison:
@@ -48,7 +48,7 @@ class Comparing:
                 one = self.compare(problem, way, min(max(left / (len(chosen) - i), TIMING_S[0]), TIMING_S[1]))
             products = (*report.products, replace(one, calls=calls[problem]))
             report = replace(report, products=products, seconds=self.gpu.now() - self.begin)
-            self.said(report)
+            self.progress(report)
         return report
 
     def choose(self, problem: GemmProblem) -> Selection | str:

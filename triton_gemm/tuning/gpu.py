@@ -329,12 +329,12 @@ class Bench:
 
     def _lost(self, way: Way, why: str) -> None:
         what = way if way == TORCH else f"{way.kernel} {way.config}"
-        said = f"the GPU cannot be used any more in this process: {what}: {why}"
+        message = f"the GPU cannot be used any more in this process: {what}: {why}"
         if self._is_optional(way):
             self.gpu.journal.failed(self.problem, way, why)
-            said += ". Another process leaves it out; what was tuned before is kept, and tuning goes on from there "
-            said += "with resume=True"
-        raise DeviceLostError(said)
+            message += ". Another process leaves it out; what was tuned before is kept, and tuning goes on from there "
+            message += "with resume=True"
+        raise DeviceLostError(message)
 
 
 def _recorded() -> torch.cuda.Event:

@@ -93,7 +93,7 @@ class Race(Generic[Way]):
     once: Mapping[Way, float] = field(default_factory=dict)
 
 
-Said = Callable[[int, int, Way, float, float], None]  # timed so far, of how many, the best, its ms, the incumbent's
+Callback = Callable[[int, int, Way, float, float], None] | None  # timed, of how many, the best, its ms, ways[0]'s
 
 
 def race(
@@ -102,15 +102,15 @@ def race(
     budget_s: float,
     *,
     before: Way | None = None,
-    said: Said[Way] | None = None,
+    progress: Callback[Way] = None,
 ) -> Race[Way]:
     """Times candidates against ways[0], the incumbent, within `budget_s` seconds but for what is under way then.
 
-    before: who won the last time, if it is known; said: is told what is timed and who leads. FailedError where the
+    before: who won the last time, if it is known; progress: is told what is timed and who leads. FailedError where the
     incumbent cannot be timed.
     """
     begin = bench.now()
-    running = _Field(ways, bench, before, said)
+    running = _Field(ways, bench, before, progress)
     running.enter(ways[0])
     running.heats(begin + SHARE_OF_HEATS * budget_s)
     running.halve(begin + budget_s)
@@ -120,8 +120,8 @@ def race(
 class _Field(Generic[Way]):
     """The candidates that are still in the race."""
 
-    def __init__(self, ways: Sequence[Way], bench: Bench[Way], before: Way | None, said: Said[Way] | None) -> None:
-        self.ways, self.bench, self.before, self.said = ways, bench, before, said
+    def __init__(self, ways: Sequence[Way], bench: Bench[Way], before: Way | None, progress: Callback[Way]) -> None:
+        self.ways, self.bench, self.before, self.progress = ways, bench, before, progress
         self.place = {way: -1 if way == before else i for i, way in enumerate(ways)}
         self.ms: dict[Way, float] = {}  # of who is in the race, as far as is known
         self.left: dict[Way, float] = {}  # of who was
@@ -233,9 +233,9 @@ class _Field(Generic[Way]):
         )
 
     def tell(self) -> None:
-        if self.said is not None:
+        if self.progress is not None:
             best = min(self.ms, key=self.ms.__getitem__)
-            self.said(self.timed, len(self.ways), best, self.ms[best], self.ms[self.ways[0]])
+            self.progress(self.timed, len(self.ways), best, self.ms[best], self.ms[self.ways[0]])
 
 
 @dataclass(frozen=True)

@@ -95,12 +95,12 @@ class _Entrant:
 
 class Session:
     def __init__(
-        self, lab: Lab, journal: Journal, wishes: Wishes, said: Callable[[Progress], None] | None = None
+        self, lab: Lab, journal: Journal, wishes: Wishes, progress: Callable[[Progress], None] | None = None
     ) -> None:
-        self.lab, self.journal, self.wishes, self.said = lab, journal, wishes, said
+        self.lab, self.journal, self.wishes, self.progress = lab, journal, wishes, progress
         self.begin = lab.now()
         self.best_ms = float("inf")  # of the reference product
-        self.looked: tuple[float, Conditions] | None = None  # when, and what was seen
+        self.last_probe: tuple[float, Conditions] | None = None  # when, and what was seen
         self.look_s = 0.0  # that it took
         self.waited = False  # for the first product's candidates
         self.winners: dict[GemmProblem | None, list[Algorithm]] = {}  # for other numbers of rows, by weight
@@ -245,13 +245,13 @@ class Session:
             except torch.OutOfMemoryError as error:
                 return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"{error}".splitlines()[0]), entrant
             try:
-                recent = self.looked is not None and self.lab.now() - self.looked[0] < RECENT_S
-                before = self.looked[1] if self.looked is not None and recent else self.look()
+                recent = self.last_probe is not None and self.lab.now() - self.last_probe[0] < RECENT_S
+                before = self.last_probe[1] if self.last_probe is not None and recent else self.look()
                 race_s = max(0.0, allowance - (self.lab.now() - begin) - self.look_s)
                 with_torch = self.wishes.bits == "any" and not independent and torchs_product(problem)[0] is not None
                 torch_s = min(OF_TORCH[0] * race_s, OF_TORCH[1]) if with_torch else 0.0
                 preferred = None if independent or self.wishes.repeat > 1 else entrant.before
-                found = race.race(ways, bench, race_s - torch_s, before=preferred, said=tell)
+                found = race.race(ways, bench, race_s - torch_s, before=preferred, progress=tell)
                 of_torch = against_torch(bench, found.way, torch_s) if with_torch else None
             except race.FailedError as error:
                 return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"the model's choice: {error}"), entrant
@@ -284,23 +284,22 @@ class Session:
                 if of_torch is not None:
                     report = replace(report, torch_us=of_torch[0] * report.us, torch_faster=of_torch[1])
                 return report, replace(entrant, ways=tuple(way for way in ways if way not in found.untried))
-            why, self.looked = complained, None
+            why, self.last_probe = complained, None
         return ShapeReport(problem, 0, "refused", choice=ways[0], candidates=len(ways), why=why), entrant
 
     def look(self) -> Conditions:
         begin, found = self.lab.now(), self.lab.look()
         self.best_ms = min(self.best_ms, found.ms)
-        self.looked = self.lab.now(), found
-        self.look_s = self.looked[0] - begin
+        self.last_probe = self.lab.now(), found
+        self.look_s = self.last_probe[0] - begin
         return found
 
-    def telling(self, problem: GemmProblem, number: tuple[int, int]) -> race.Said[Selection] | None:
-        if self.said is None:
+    def telling(self, problem: GemmProblem, number: tuple[int, int]) -> race.Callback[Selection]:
+        if (progress := self.progress) is None:
             return None
-        said = self.said
 
         def tell(timed: int, count: int, best: Selection, ms: float, choice_ms: float) -> None:
-            progress = Progress(
+            step = Progress(
                 number=number[0],
                 count=number[1],
                 problem=problem,
@@ -311,7 +310,7 @@ class Session:
                 choice_us=1000 * choice_ms,
                 seconds_left=self.left(),
             )
-            said(progress)
+            progress(step)
 
         return tell
 

@@ -12,11 +12,11 @@ from .report import Progress, ShapeReport
 
 log = logging.getLogger("triton_gemm.tuning")
 
-Said = Callable[[Progress], None] | None
+Callback = Callable[[Progress], None] | None
 
 
 @contextmanager
-def shown(progress: Said) -> Iterator[tuple[Said, Callable[[ShapeReport], None]]]:
+def shown(progress: Callback) -> Iterator[tuple[Callback, Callable[[ShapeReport], None]]]:
     """(what is told of every step, what is told of every problem at its end). progress: a user's own, instead of a
     line in the terminal."""
 
@@ -38,10 +38,10 @@ def shown(progress: Said) -> Iterator[tuple[Said, Callable[[ShapeReport], None]]
             logged(report)
             console.print(str(report), soft_wrap=True)
 
-        yield lambda step: status.update(said(step)), line
+        yield lambda step: status.update(step_text(step)), line
 
 
-def said(step: Progress) -> str:
+def step_text(step: Progress) -> str:
     """A step in one line."""
     p = step.problem
     gain = f", {100 * (step.choice_us / step.best_us - 1):+.1f} %" if step.best_us > 0 else ""
