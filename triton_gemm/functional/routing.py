@@ -280,7 +280,7 @@ def _routed(overload: str) -> Kernel:
                 _counts[name, OURS] += 1
                 return c
         why = fast.by_torch.get(key) or _stays(rules[0], name, a, b, input, out, scalars)
-        if why is None and _asks(rules[0], a):
+        if why is None and rules[0].predicate is None and a.dtype not in rules[0].only:
             why = _faster_by_torch(overload, a, b, input, out, request)
         if why is None:
             _warn_of_a_guess(a.device)
@@ -423,11 +423,6 @@ def _stays(
         if overlaps_itself(out):
             return "out overlaps itself"
     return None
-
-
-def _asks(rule: Rule, a: torch.Tensor) -> bool:
-    """Whether torch computes what it is faster at: the rule does not name this dtype, and has no predicate."""
-    return rule.predicate is None and a.dtype not in rule.only
 
 
 def _faster_by_torch(
