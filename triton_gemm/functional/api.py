@@ -422,7 +422,8 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
         and request.batch_invariant is None
         and override_functions(a, weight, bias, gate, gate_bias)
     ):
-        return _by_torch(x, request.activation)  # all that quantized weights know
+        # Their class says by itself what torch's functions do with them, and quantized weights know no others.
+        return matrices.unfused(x, request, lambda product, _: torch.nn.functional.linear(*product[:3]))
     operands = [y for y in x if y is not None]
     cast = list(_autocast(*operands))
     x = Operands(*[None if y is None else cast.pop(0) for y in x])  # type: ignore[arg-type]  # as they were
@@ -437,15 +438,6 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
             x = x._replace(residual=x.residual.unsqueeze(-1))
     x = x._replace(b=weight.t(), gate=None if x.gate is None else x.gate.t())
     return _product("linear", request, x, None, key)
-
-
-def _by_torch(x: Operands, activation: str | None) -> torch.Tensor:
-    """`linear` by torch's, of operands whose class says by itself what torch's functions do with it."""
-    product = torch.nn.functional.linear
-    c = product(x.a, x.b if x.gate is None else x.gate, x.input if x.gate is None else x.gate_bias)
-    c = c if activation is None else ACTIVATIONS[activation](c)
-    c = c if x.gate is None else c * product(x.a, x.b, x.input)
-    return c if x.residual is None else c + x.residual
 
 
 # --- What every call goes through ---

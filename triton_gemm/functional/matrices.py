@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice, product
 from typing import NamedTuple
 
@@ -86,7 +86,16 @@ def compute(
     a, b, *_ = x
     shape = shape_of(a, b)
     if not _is_one_product(x, request, shape):
-        return _by_several(x, request, before), fast_path.SLOW
+        into = iter(before)
+
+        def multiply(product: Operands, how: Request) -> torch.Tensor:
+            found = next(into, None)
+            if found is None:
+                return compute(product, how)[0]
+            compute_into(found, product, how)
+            return found
+
+        return unfused(x, request, multiply), fast_path.SLOW
     c = torch.empty(shape, dtype=request.out_dtype or result_dtype(a.dtype), device=a.device)
     return c, compute_into(c, x, request, before)
 
@@ -169,26 +178,16 @@ def _is_one_product(x: Operands, request: Request, shape: Sequence[int]) -> bool
     )
 
 
-def _by_several(x: Operands, request: Request, before: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """As `compute`, by several products and by torch."""
+def unfused(x: Operands, request: Request, multiply: Callable[[Operands, Request], torch.Tensor]) -> torch.Tensor:
+    """As `compute`, by `multiply` of each product, a gate's first, and by torch."""
     a, b, input, residual, gate, gate_bias = x
     product = request._replace(activation=None, preactivation=False)
-    first = Operands(a, b, input) if gate is None else Operands(a, gate, gate_bias)
-    if before:
-        found = before[0]
-        compute_into(found, first, product)
-    else:
-        found, _ = compute(first, product)
+    c = multiply(Operands(a, b, input) if gate is None else Operands(a, gate, gate_bias), product)
     if request.activation is not None:
-        found = ACTIVATIONS[request.activation](found)
+        c = ACTIVATIONS[request.activation](c)
     if gate is not None:
-        if before:
-            ungated = before[1]
-            compute_into(ungated, Operands(a, b, input), product)
-        else:
-            ungated, _ = compute(Operands(a, b, input), product)
-        found = found * ungated
-    return found if residual is None else found + residual
+        c = c * multiply(Operands(a, b, input), product)
+    return c if residual is None else c + residual
 
 
 def _alike(b: torch.Tensor, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -136,7 +136,7 @@ def gemm(
         if not torch.compiler.is_dynamo_compiling():
             sharding.register()
             if not x.is_product() and sharding.is_sharded(*x):
-                return _by_several(x, request)
+                return _decomposed(x, request)
         return _dispatched(x, request)[0]
     if needs_grad(*x):
         if in_transform():  # of other tensors; the dispatcher makes this a level of it
@@ -159,18 +159,11 @@ def gemm(
     return c
 
 
-def _by_several(x: Operands, request: Request) -> torch.Tensor:
+def _decomposed(x: Operands, request: Request) -> torch.Tensor:
     """The same by several operators, of which DTensor knows how they are sharded."""
-    a, b, input, residual, gate, gate_bias = x
-    product = request._replace(activation=None)
-    if request.activation is None and gate is None and input is None:
-        return gemm(a, b, residual, product)
-    c = gemm(a, b, input, product)
-    if gate is not None:
-        c = ACTIVATIONS[request.activation](gemm(a, gate, gate_bias, product)) * c
-    elif request.activation is not None:
-        c = ACTIVATIONS[request.activation](c)
-    return c if residual is None else c + residual
+    if request.activation is None and x.gate is None and x.input is None:
+        return gemm(x.a, x.b, x.residual, request)
+    return matrices.unfused(x, request, lambda product, how: gemm(*product[:3], how))
 
 
 class _Gemm(Derivatives):
@@ -358,7 +351,7 @@ def _autograd(*arguments: Any) -> torch.Tensor:
         with below_autograd():
             return _op(*arguments)
     if (request.activation is not None or not x.is_product()) and sharding.is_sharded(*x):
-        return _by_several(x, request)
+        return _decomposed(x, request)
     with single_level_autograd():
         # What a compiler traces does as it is told where it runs.
         return _differentiable(x, request if must_dispatch() else plan.remembering(request))[0]
