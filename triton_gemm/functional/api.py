@@ -144,40 +144,6 @@ def bmm(
     return _of_one_rank("bmm", rules.bmm, input, mat2, out_dtype, out, precision, batch_invariant)
 
 
-def activated_bmm(
-    input: torch.Tensor,
-    mat2: torch.Tensor,
-    activation: Activation | None,
-    out_dtype: torch.dtype | None,
-    precision: Precision | None,
-    batch_invariant: bool | None,
-) -> torch.Tensor:
-    """`bmm`, and what is applied to it."""
-    return _of_one_rank("bmm", rules.bmm, input, mat2, out_dtype, None, precision, batch_invariant, activation)
-
-
-def gated_bmm(
-    input: torch.Tensor,
-    mat2: torch.Tensor,
-    gate: torch.Tensor,
-    activation: str,
-    out_dtype: torch.dtype | None,
-    precision: Precision | None,
-    batch_invariant: bool | None,
-) -> torch.Tensor:
-    """activation(bmm(input, gate)) * bmm(input, mat2) of shapes that go together; with an out_dtype by two products."""
-    if out_dtype is not None:
-        before, up = (activated_bmm(input, x, None, out_dtype, precision, batch_invariant) for x in (gate, mat2))
-        return ACTIVATIONS[activation](before) * up
-    a, b, gate = _autocast(input, mat2, gate)
-    rules.computable("bmm", a, b, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
-    rules.precision("bmm", precision, a.dtype)
-    if batch_invariant is not None:
-        arguments.flag("bmm", "batch_invariant", batch_invariant)
-    request = Request(1, 1, activation, None, precision, batch_invariant=batch_invariant)
-    return ops.gemm(a, b, None, request, gate=gate)
-
-
 def _of_one_rank(
     function: str,
     check: Callable[[torch.Tensor, torch.Tensor], None],
@@ -187,12 +153,11 @@ def _of_one_rank(
     out: torch.Tensor | None,
     precision: Precision | None,
     batch_invariant: bool | None,
-    activation: Activation | None = None,
 ) -> torch.Tensor:
     """mm, or bmm."""
     request = PRODUCT
-    if not (out_dtype is None and precision is None and batch_invariant is None and activation is None):
-        request = Request(1, 0, activation, out_dtype, precision, batch_invariant=batch_invariant)
+    if not (out_dtype is None and precision is None and batch_invariant is None):
+        request = Request(1, 0, None, out_dtype, precision, batch_invariant=batch_invariant)
     key, c = _fast.take(function, input, mat2, (), request, out)
     if c is not None:
         return c

@@ -21,7 +21,7 @@ from ..arithmetic import FLOATING, HALF, Precision
 from ..compat import below_autograd, single_level_autograd
 from ..problem import GATES, Activation, Gate, Request
 from ..runtime import plan
-from . import api, fast_path, rules
+from . import fast_path, ops, rules
 from .activations import ACTIVATIONS, for_gradients, through_activation
 from .operators import Derivatives, Tensors, for_backward, is_plain, needs_grad, operator
 
@@ -44,7 +44,7 @@ def grouped_matmul(
     - mat_a [M, K], its rows in groups, and mat_b [G, K, N], a matrix for each: [M, N].
     - mat_a [G, M, K], and mat_b [K, N], its columns in groups: [M, N].
     - mat_a [M, K] and mat_b [K, N], K in groups: [G, M, N], as in the gradient of the first.
-    - mat_a [G, M, K] and mat_b [G, K, N], without offs: `bmm`.
+    - mat_a [G, M, K] and mat_b [G, K, N], without offs: [G, M, N].
 
     Rows and columns of the result after the last group's end are 0. Both operands can be differentiated backwards, any
     number of times, and not forwards (torch.func.jvp, jacfwd).
@@ -73,36 +73,35 @@ def grouped_matmul(
             fit, NotImplementedError for forward differentiation, ValueError for an unknown activation, or for a gate
             without its activation and the reverse.
     """
-    key = None
-    if offs is not None:
-        operation = "grouped_matmul", out_dtype, precision, batch_invariant, activation
-        key, c = _fast.take(operation, mat_a, mat_b, (offs,) if gate is None else (gate, offs))
-        if c is not None:
-            return c
+    operation = "grouped_matmul", out_dtype, precision, batch_invariant, activation
+    key, c = _fast.take(operation, mat_a, mat_b, tuple([x for x in (gate, offs) if x is not None]))
+    if c is not None:
+        return c
     arguments.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b, **({} if gate is None else {"gate": gate}))
     name: str | None = activation
     if gate is not None or (isinstance(activation, str) and activation in GATES):
         name = rules.gate("grouped_matmul", activation, gate, "[G, K, N] each: mat_b")
     else:
         rules.activation("grouped_matmul", activation)
-    if offs is None and mat_a.dim() == mat_b.dim() == 3:
-        how = out_dtype, precision, batch_invariant
-        if gate is not None:
-            rules.gate_of_groups(mat_a, mat_b, gate, 3)
-            return api.gated_bmm(mat_a, mat_b, gate, str(name), *how)
-        return api.activated_bmm(mat_a, mat_b, activation, *how)  # type: ignore[arg-type]  # no gate's
-    rules.grouped(mat_a, mat_b, offs, gate)
-    assert offs is not None
+    if offs is not None or not mat_a.dim() == mat_b.dim() == 3:
+        rules.grouped(mat_a, mat_b, offs, gate)
+    elif gate is None:
+        rules.bmm(mat_a, mat_b)
+    else:
+        rules.gate_of_groups(mat_a, mat_b, gate, 3)
     rules.out_dtype(out_dtype, mat_a)
     rules.computable("grouped_matmul", mat_a, mat_b, dtypes=FLOATING, devices=("cuda", "cpu", "meta"))
     rules.precision("grouped_matmul", precision, mat_a.dtype)
     if batch_invariant is not None:
         arguments.flag("grouped_matmul", "batch_invariant", batch_invariant)
     request = Request(1, 0, name, out_dtype, precision, batch_invariant=batch_invariant)
-    if mat_a.dim() == 3:
+    launched: list[fast_path.Known | None] | None = None if key is None else []
+    if offs is None:
+        c = ops.gemm(mat_a, mat_b, None, request._replace(beta=1), gate=gate, launched=launched)
+    elif mat_a.dim() == 3:
         return grouped_gemm(mat_b.mT, mat_a.mT, offs, request).mT
-    launched: list[fast_path.Known | None] = []
-    c = grouped_gemm(mat_a, mat_b, offs, request, gate, launched if key is not None else None)
+    else:
+        c = grouped_gemm(mat_a, mat_b, offs, request, gate, launched)
     if launched:
         _fast.keep(key, launched[0])
     return c

@@ -211,7 +211,25 @@ def test_compiled_without_a_break_for_any_ends() -> None:
 
 def test_matrices_in_batches_are_bmms() -> None:
     a, b = torch.randn(3, 5, 8), torch.randn(3, 8, 6)
-    assert torch.equal(triton_gemm.grouped_matmul(a, b), triton_gemm.bmm(a, b))
+    for _ in range(2):  # the second call takes the fast path
+        assert torch.equal(triton_gemm.grouped_matmul(a, b), triton_gemm.bmm(a, b))
+
+
+@pytest.mark.parametrize("shape", [(40, 16), (3, 40, 16)], ids=("groups", "batches"))
+def test_autocast_casts_nothing(shape: tuple[int, ...]) -> None:
+    """As of torch's, and errors name the dtypes that were given."""
+    a, b = torch.randn(shape), torch.randn(3, 16, 24)
+    offs = int32([10, 20, 40]) if a.dim() == 2 else None
+    for gate in ({}, {"gate": b, "activation": "swiglu"}):
+        c = triton_gemm.grouped_matmul(a, b, offs, **gate)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(triton_gemm.grouped_matmul(a, b, offs, **gate), c)
+            assert torch.nn.functional.grouped_mm(a, b, offs=offs).dtype == c.dtype == torch.float32
+            with pytest.raises(RuntimeError, match=r"float32.*bfloat16|float != c10::BFloat16"):
+                triton_gemm.grouped_matmul(a, b.bfloat16(), offs, **gate)
+            gate = {name: b.int() if name == "gate" else x for name, x in gate.items()}
+            with pytest.raises(NotImplementedError, match=r"grouped_matmul is not implemented for torch\.int32"):
+                triton_gemm.grouped_matmul(a.int(), b.int(), offs, **gate)
 
 
 MISTAKES = {
