@@ -22,6 +22,8 @@ from ..problem import ACTIVATIONS, GATES
 
 
 def activation(function: str, name: str | None) -> None:
+    if isinstance(name, str) and name in GATES:
+        raise ValueError(f"{function}(): {name} takes a second weight: call linear or grouped_matmul with gate=")
     arguments.one_of(function, "activation", name, ACTIVATIONS, or_none=True)
 
 

@@ -746,6 +746,8 @@ def test_linear_says_how_it_computes() -> None:
     assert repr(triton_gemm.nn.Linear(9, 7)) == repr(torch.nn.Linear(9, 7))
     with pytest.raises(ValueError, match=r"Linear\(\): activation must be one of"):
         triton_gemm.nn.Linear(9, 7, activation="tanh")
+    with pytest.raises(ValueError, match=r"Linear\(\): swiglu takes a second weight: call linear .* with gate="):
+        triton_gemm.nn.Linear(9, 7, activation="swiglu")
     with pytest.raises(ValueError, match=r"Linear\(\): precision says how fp32"):
         triton_gemm.nn.Linear(9, 7, dtype=torch.float16, precision="tf32")
 
