@@ -75,7 +75,18 @@ def test_its_variable(value: str, compiler: fake_cxx.Compiler, tmp_path: Path, m
         assert found[1].says.startswith("C++ launches repeated calls once"), "it counts as 1"
 
 
-def test_a_wrong_switch_of_the_background_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_switch_of_the_background_is_named(
+    compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRITON_GEMM_BACKGROUND", "off")
     first, *_ = doctor._policy()
     assert first[:2] == ("broken", "TRITON_GEMM_BACKGROUND must be 0 or 1, not 'off': it counts as 1")
+
+
+def test_what_nothing_reads_without_a_gpu_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    for name in ("BACKGROUND", "NATIVE"):
+        monkeypatch.setenv(f"TRITON_GEMM_{name}", "off")
+    assert calls()[0] == "good"
+    assert [status for status, *_ in doctor._policy()] == ["good"]

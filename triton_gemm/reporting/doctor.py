@@ -232,11 +232,11 @@ def _compiler() -> Found:
 def _native() -> Found:
     """What launches repeated calls."""
     by_python = "Python launches repeated calls, not C++"
-    if (wrong := native_file.wrong()) is not None:
-        yield "broken", wrong, "set it to one of these, or unset it"
     if (why := native_build.why_not()) is not None:
         yield "good", f"{by_python}: {why}"
         return
+    if (wrong := native_file.wrong()) is not None:
+        yield "broken", wrong, "set it to one of these, or unset it"
     where = native_file.path()
     if where is None:
         yield "note", f"{by_python}: there is no cache folder", "set HOME or XDG_CACHE_HOME, or install platformdirs"
@@ -308,8 +308,9 @@ def _product() -> Found:
 
 
 def _policy() -> Found:
+    on_gpu = torch.cuda.is_available() and not INTERPRETED  # nothing is compiled in the background elsewhere
     switch = os.environ.get("TRITON_GEMM_BACKGROUND", "1")
-    if switch not in ("0", "1"):
+    if on_gpu and switch not in ("0", "1"):
         words = f"TRITON_GEMM_BACKGROUND must be 0 or 1, not {switch!r}: it counts as 1"
         yield "broken", words, "set TRITON_GEMM_BACKGROUND to one of these, or unset it"
     for variable in policies.VARIABLES:
@@ -318,7 +319,9 @@ def _policy() -> Found:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which say the same
         found = policies.current()
-    switches = {"batch invariance": found.batch_invariant, "compiling in the background": background.enabled()}
+    switches = {"batch invariance": found.batch_invariant}
+    if on_gpu:
+        switches["compiling in the background"] = background.enabled()
     parts = [f"{found.name}, bits {found.bits}", *(f"{x} {'on' if on else 'off'}" for x, on in switches.items())]
     yield "good", ", ".join(parts)
 
@@ -326,7 +329,7 @@ def _policy() -> Found:
 def _environment() -> Found:
     for name, value in sorted(os.environ.items()):
         if name.startswith("TRITON_GEMM_") and name not in VARIABLES:
-            yield "note", f"{name} is set, and nothing reads it", f"it may be one of {', '.join(VARIABLES)}"
+            yield "note", f"{name} is unknown, and nothing reads it", f"it may be one of {', '.join(VARIABLES)}"
         elif name in VARIABLES or OTHERS.fullmatch(name):
             yield "good", f"{name}={value}"
     if os.environ.get("TRITON_GEMM_USE") == "1":
