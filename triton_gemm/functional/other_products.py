@@ -15,7 +15,7 @@ from ..hardware.device import INTERPRETER, DeviceInfo
 from ..problem import PRODUCT
 from ..runtime import policies
 from . import grouped, matrices, rules, scaled
-from .fast_path import Known, known, same_storage
+from .fast_path import Known, same_storage
 
 # Of torch._scaled_mm, by compute capability: kinds of scales, and whether sums are fast, for which committed records of
 # every GPU show at least NOT_SLOWER times torch's speed.
@@ -113,8 +113,7 @@ def _scaled_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
 ) -> Made:
-    c, found, launched = scaled.launch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, out=out)
-    return c, known(found, c, *zip(scaled.auxiliary_of(scale_a, scale_b, bias), launched, strict=True))
+    return scaled.launch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, out=out)
 
 
 def _grouped_mm_stays(

@@ -78,8 +78,8 @@ def scaled_matmul(
     rules.no_tangents("scaled_matmul", *operands)
     if not operators.is_plain(*operands) or operators.needs_grad(*operands):
         return _op(*operands, out_dtype, use_fast_accum, batch_invariant, activation)
-    c, found, launched = launch(*operands, out_dtype, use_fast_accum, batch_invariant, activation)
-    _fast.keep(key, fast_path.known(found, c, *zip(auxiliary, launched, strict=True)))
+    c, known = launch(*operands, out_dtype, use_fast_accum, batch_invariant, activation)
+    _fast.keep(key, known)
     return c
 
 
@@ -97,13 +97,8 @@ def _compute(
     *how: Any,
 ) -> torch.Tensor:
     """scaled_matmul of tensors that hold data."""
-    auxiliary = auxiliary_of(scale_a, scale_b, bias)
-
-    def first() -> tuple[torch.Tensor, fast_path.Known | None]:
-        c, found, launched = launch(a, b, scale_a, scale_b, bias, *how)
-        return c, fast_path.known(found, c, *zip(auxiliary, launched, strict=True))
-
-    return _fast.run(("scaled_gemm", *how), a, b, auxiliary, first)
+    operands = a, b, scale_a, scale_b, bias
+    return _fast.run(("scaled_gemm", *how), a, b, auxiliary_of(*operands[2:]), lambda: launch(*operands, *how))
 
 
 def launch(
@@ -117,17 +112,18 @@ def launch(
     batch_invariant: bool | None = None,
     activation: str | None = None,
     out: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, plan.Plan | None, tuple[torch.Tensor, ...]]:
-    """The product, in `out` where given, what has computed it, if anything had to, and bias and scales as read."""
+) -> tuple[torch.Tensor, fast_path.Known | None]:
+    """The product, in `out` where given, and what calls like it launch."""
     kind, scales = check(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     rules.runs("scaled_matmul", a)
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device) if out is None else out
     auxiliary = scales if bias is None else (bias.resolve_neg().contiguous(), *scales)
     if c.numel() == 0:
-        return c, None, auxiliary
+        return c, None
     request = request_of(a.dtype, use_fast_accum, kind, bias is not None, activation)
     request = request._replace(batch_invariant=batch_invariant)
-    return c, plan.multiply(a, b, c, request, auxiliary), auxiliary
+    found = plan.multiply(a, b, c, request, auxiliary)
+    return c, fast_path.known(found, c, *zip(auxiliary_of(scale_a, scale_b, bias), auxiliary, strict=True))
 
 
 def request_of(
