@@ -26,6 +26,7 @@ from ..selection.select import Selection
 from .background import held
 from .binaries import SCALARS, identity, launches_on, operands_of
 from .plan import selection_for
+from .worker import told
 
 SELECTING_S = 0.1  # between two calls of `selecting`: a selection takes less than a millisecond
 
@@ -96,7 +97,7 @@ def precompile(
                     of_capability.setdefault(identity(launch, operands), (launch, operands))
             except Exception as error:  # whoever chose it, other selections are compiled
                 sizes = f"{problem.M}x{problem.N}x{problem.K}"
-                failures.append(f"{sizes}, {selection.kernel} {selection.config}: {_line(error)}")
+                failures.append(f"{sizes}, {selection.kernel} {selection.config}: {told(error)}")
     selecting(len(pairs), len(pairs))
     total = sum(map(len, wanted.values()))
     found: dict[str, bool] = {}
@@ -122,7 +123,7 @@ def precompile(
                     if wrong is None:
                         kernels.append(job.result())
                     else:
-                        failures.append(f"{jobs[job].kernel.__name__}: {_line(wrong)}")
+                        failures.append(f"{jobs[job].kernel.__name__}: {told(wrong)}")
                     done += 1
                     progress(done, total)
             except BaseException:  # an interruption does not wait for what has not begun
@@ -137,8 +138,3 @@ def precompile(
         failures=tuple(dict.fromkeys(failures)),
         launcher=build_launcher(kernels, cache),
     )
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error's text, with its kind."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

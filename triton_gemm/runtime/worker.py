@@ -70,7 +70,7 @@ class LostError(RuntimeError):
 
 def told(error: BaseException) -> str:
     """An error, in a line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
 
 
 @lru_cache(maxsize=1)
