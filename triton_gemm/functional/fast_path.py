@@ -164,14 +164,21 @@ class FastPath:
         if found.like is None or not isinstance(found.plan, plan.GemmPlan) or not found.plan.compiled:
             return
         found.offered = True
-        try:
+        like, made = found.like, found.plan
+
+        def keep(table: Any) -> None:
             derivative = 0 if found.copies else derivative_of(call[0], call[4])
             how = found.copies, found.preactivation, ACTIVATED.get(call[4], 0)
-            entry = native.entry_of(found.plan, *found.like, derivative, *how)
-            table = self._table(extension)
-            table.keep(call, entry)
-        except EXPECTED as error:  # the call itself was launched
-            log.debug("calls like %s are launched by Python: %s", key, error)
+            table.keep(call, native.entry_of(made, *like, derivative, *how))
+
+        self.tell_table(extension, key, call, keep)
+
+    def tell_table(self, extension: Any, key: Key, call: tuple[Any, ...], tell: Callable[[Any], None]) -> None:
+        """Has `tell` add calls like this one, of that key, to the table of the extension, if it can."""
+        try:
+            tell(table := self._table(extension))
+        except EXPECTED as error:  # the call itself was computed
+            log.debug("calls like %s are left to Python: %s", key, error)
             return
         operation, a, b, auxiliary, request, out, _ = call
         if key[:2] != (operation, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts

@@ -32,7 +32,7 @@ from ..hardware.device_model import origin
 from ..problem import SUM, Request
 from ..runtime import background, plan, policies
 from . import matrices
-from .fast_path import EXPECTED, FastPath, Key, log, same_storage
+from .fast_path import FastPath, same_storage
 from .matrices import Operands
 from .native_products import Places
 from .other_products import COUNTED, PRODUCTS, Product
@@ -298,27 +298,14 @@ def _routed(overload: str) -> Kernel:
             except background.WouldWaitError:
                 why = NOT_COMPILED
         elif key is not None and why not in OF_OUT:
-            _leave(fast, key, call, f"{name} torch: {why}")
+            if _by_cpp.registered:  # C++ leaves such calls to torch, and counts them, without asking Python again
+                words = f"{name} torch: {why}"
+                fast.tell_table(_by_cpp.extension, key, call, lambda table: _by_cpp.leave(table, call, words))
             plan.keep(fast.by_torch, key, why, plan.MAX_PLANS)
         _counts[name, f"torch: {why}"] += 1
         return None
 
     return kernel
-
-
-def _leave(fast: FastPath, key: Key, call: tuple[Any, ...], name: str) -> None:
-    """Has C++ leave calls of that key to torch, and count them by that name, without asking Python again."""
-    if not _by_cpp.registered:
-        return
-    try:
-        table = fast._table(_by_cpp.extension)
-        _by_cpp.leave(table, call, name)
-    except EXPECTED as error:  # the call itself is torch's all the same
-        log.debug("calls like %s are left to torch by Python: %s", key, error)
-        return
-    overload, a, b, auxiliary, request, out, _ = call
-    if key[:2] != (overload, plan.key_of(request, a, b, out, auxiliary)):  # another thread has changed what counts
-        table.forget()
 
 
 def _routed_other(name: str, overload: str, product: Product) -> Kernel:
