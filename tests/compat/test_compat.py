@@ -7,7 +7,6 @@ import inspect
 import itertools
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.experimental.gluon import language as gl
 
+from tests.support.processes import printed
 from triton_gemm import compat
 from triton_gemm.functional import ops, sharding
 from triton_gemm.hardware.device import device_of_capability
@@ -311,8 +311,7 @@ assert seen == [False] and len(traced) == 2, (seen, traced)
 
 
 def _hidden() -> None:
-    done = subprocess.run([sys.executable, "-c", HIDDEN], cwd=PACKAGE.parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    printed(HIDDEN)
 
 
 def _decisions() -> None:
@@ -450,11 +449,7 @@ assert os.environ["TRITON_INTERPRET"] == "1"
 
 def _decorating() -> None:
     """A kernel's module is imported at its first use, when TRITON_INTERPRET may have changed."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", LATE], cwd=PACKAGE.parent, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    printed(LATE, TRITON_INTERPRET=None)
 
 
 def _aggregate() -> None:
@@ -518,8 +513,7 @@ assert not seen
 
 
 def _offer() -> None:
-    done = subprocess.run([sys.executable, "-c", OFFER], cwd=PACKAGE.parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    printed(OFFER)
 
 
 def _autotuner() -> None:

@@ -4,10 +4,8 @@ record, and that its tests are there."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +17,7 @@ import torch
 from perf import battery
 from perf.accuracy import tables as accuracy_tables
 from perf.measure import environment
+from tests.support.processes import python
 from tests.support.report_records import SURROUNDINGS
 
 ROOT = Path(__file__).parents[2]
@@ -182,11 +181,9 @@ def test_the_products_of_numerics_are_counted() -> None:
 
 @pytest.mark.full
 def test_every_section_has_tests_of_its_own_and_no_bug_is_missing() -> None:
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "--collect-only", "-q", "--tier=full"]
-    command += ["-p", "no:cacheprovider", "-n", "0"]
+    command = ["-m", "pytest", "tests/gpu", "--collect-only", "-q", "--tier=full", "-p", "no:cacheprovider", "-n", "0"]
     tests = " ".join(pattern for _, pattern in battery.SECTIONS.values())
-    surroundings = {**os.environ, "BATTERY": tests, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True).stdout
+    said = python(*command, BATTERY=tests).stdout
     names = [line for line in said.splitlines() if "::" in line]
     found = {key: [x for x in names if re.search(battery.SECTIONS[key][1], x)] for key in battery.SECTIONS}
     assert all(found.values()) and len(names) == len(set(names)) == sum(map(len, found.values())), said

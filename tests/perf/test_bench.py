@@ -6,8 +6,6 @@ import csv
 import json
 import math
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +25,7 @@ from perf.measure.providers import CUBLAS, OURS
 from perf.pages import __main__ as pages
 from perf.pages.results import Results
 from tests.support.plan_fakes import take_gpu_away
+from tests.support.processes import printed
 from tests.support.report_records import SURROUNDINGS, keys, made_up_sweep, spread
 from triton_gemm.functional import other_products, routing
 from triton_gemm.problem import UnsupportedOperandError
@@ -370,7 +369,7 @@ def test_a_queue_counts_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_importing_the_bench_makes_no_peer() -> None:
     """In a process of its own: other tests import Inductor."""
     check = "import sys, perf.bench.__main__; sys.exit('torch._inductor.compile_fx' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], cwd=environment.ROOT).returncode == 0
+    printed(check)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

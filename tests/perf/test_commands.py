@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from perf.bench import __main__ as bench
 from perf.calibrate import __main__ as calibrate
 from perf.ladder import counters, interpret, report
 from perf.models import __main__ as models
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,15 +34,10 @@ MODULES = {
 PACKAGES = [name for name, path in MODULES.items() if path.stem == "__main__"]
 
 
-def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", name, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
 def test_commands_are_what_can_be_run() -> None:
     run = {name for name, path in MODULES.items() if '__name__ == "__main__"' in path.read_text()}
     assert run == {*COMMANDS, "__main__"}
-    listed = run_module("perf")
+    listed = python("-m", "perf")
     assert listed.returncode == 0
     assert all(f"python -m perf.{name} " in listed.stdout for name in COMMANDS)
 

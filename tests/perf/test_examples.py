@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from perf.common.files import write_json
 from perf.measure import environment
 from perf.pages import gpt_tables
 from perf.pages.results import Results
+from tests.support.processes import python
 from tests.support.report_records import block
 
 
@@ -72,8 +70,6 @@ def test_quick_leaves_what_is_given() -> None:
 @pytest.mark.full
 @pytest.mark.slow
 def test_tiny_runs_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "examples.bench_gpt", "--tiny"]
-    surroundings = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, capture_output=True, text=True, env=surroundings)
+    done = python("-m", "examples.bench_gpt", "--tiny")
     assert done.returncode == 0, done.stderr
     assert "('addmm', 'triton_gemm')" in done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from perf.measure import environment
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
 from reference_cuda import TWINS, LoadedTwin
+from tests.support.processes import python
 from tests.support.report_records import OPTIONS, SURROUNDINGS, add_static_facts, committed_record
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import device_of_capability
@@ -210,15 +210,7 @@ def test_no_committed_time_beats_its_ceiling() -> None:
 
 
 def report(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    surroundings = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    surroundings.pop("PYTHONPATH", None)
-    return subprocess.run(
-        [sys.executable, str(ROOT / "perf" / "report.py"), *arguments],
-        cwd=cwd,
-        env=surroundings,
-        capture_output=True,
-        text=True,
-    )
+    return python(ROOT / "perf" / "report.py", *arguments, cwd=cwd, CUDA_VISIBLE_DEVICES="", PYTHONPATH=None)
 
 
 def test_what_is_chosen_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

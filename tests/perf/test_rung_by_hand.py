@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import torch
 
 from perf.ladder import by_hand
 from perf.ladder.record import Error, Spread, Timed
+from tests.support.processes import python
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, command
 
@@ -23,16 +22,8 @@ RUNGS = {rung.id: rung for rung in LADDER}
 
 def typed(*arguments: str, path: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the command as one types it, where torch sees no GPU."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(path), "CUDA_VISIBLE_DEVICES": "", **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "triton_gemm.ladder", *arguments],
-        cwd=path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    where = {"PYTHONPATH": str(path), "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": None, **variables}
+    return python("-m", "triton_gemm.ladder", *arguments, cwd=path, **where)  # type: ignore[arg-type]  # variables
 
 
 # --- Arguments ---

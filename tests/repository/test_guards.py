@@ -4,13 +4,12 @@ kernel."""
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import guards
+from tests.support.processes import printed
 from triton_gemm import tables
 from triton_gemm.tables import files
 
@@ -46,9 +45,7 @@ def test_a_changed_byte_of_a_kernel_changes_the_fingerprint(tmp_path: Path) -> N
 
     def fingerprint() -> str:
         code = "import triton_gemm; print(triton_gemm.selection_fingerprint(parts=True)['sources'])"
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return printed(code, cwd=tmp_path)
 
     before = fingerprint()
     changed = tmp_path / "triton_gemm" / "kernels" / "portable" / "kernel.py"

@@ -1,15 +1,12 @@
 """Importing the package: no GPU, no driver, little time, exactly the public names."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import printed
+
 SECONDS = 0.3
 ATTEMPTS = 5
 
@@ -49,11 +46,7 @@ print(json.dumps({
 
 
 def probe(**variables: str) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **variables}
-    done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(printed(PROBE, TRITON_INTERPRET=None, **variables).splitlines()[-1])
     return result
 
 

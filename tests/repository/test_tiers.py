@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import python
 from tests.support.tiers import cover, each, pairs
 
-ROOT = Path(__file__).parents[2]
 CASES = [{"kernel": kernel, "tile": tile, "gpu": gpu} for kernel, tile, gpu in product("abc", range(6), ("8.0", "9.0"))]
 
 
@@ -61,9 +59,8 @@ def test_kinds(x): pass
 def collected(folder: Path, tests: str, *options: str, name: str = "") -> tuple[list[str], str]:
     path = folder / "test_made_up.py"
     path.write_text(tests)
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
-    command += ["-c", str(ROOT / "pyproject.toml"), *options, f"{path}{name}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
+    done = python(*command, "-c", "pyproject.toml", *options, f"{path}{name}")
     return re.findall(r"::(\S+)", done.stdout), done.stdout + done.stderr
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import torch
 
 from tests.runtime.test_native import SMALL, Call
 from tests.support import fake_cxx, fake_driver
+from tests.support.processes import started
 from triton_gemm import compat
 from triton_gemm.runtime import native_build, native_file
 
@@ -332,12 +331,6 @@ until(lambda: native_build._module is not None)
 )
 
 
-def process(program: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    folder = Path(__file__).parents[2]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def alive(pids: Path) -> list[int]:
     """Of these processes; they have five seconds to end."""
     for _ in range(100):
@@ -364,7 +357,7 @@ def test_no_compiler_outlives_a_process(how: str, new: Path, monkeypatch: pytest
     use(monkeypatch, tmp_path, FOREVER.format(log=tmp_path / "calls"))
     ends = {"it ends": "", "an exception": "raise KeyError('mine')", "it ends before a child": CHILD}
     end = ends.get(how, f"import signal; os.kill(os.getpid(), signal.{how})")
-    running = process(BEGINS + end, tmp_path / "calls.pids")
+    running = started(BEGINS + end, tmp_path / "calls.pids")
     _, errors = running.communicate(timeout=60)
     assert how.startswith("SIG") or running.returncode == (how == "an exception")
     assert not alive(tmp_path / "calls.pids")
@@ -379,7 +372,7 @@ def test_no_compiler_outlives_a_process(how: str, new: Path, monkeypatch: pytest
 
 def test_a_forked_child_leaves_the_build_alone(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use(monkeypatch, tmp_path, f"touch {tmp_path}/began; {SLOWLY}")
-    running = process(FORKS, tmp_path / "began")
+    running = started(FORKS, tmp_path / "began")
     assert running.communicate(timeout=90) == ("", "") and running.returncode == 0
 
 
@@ -391,7 +384,7 @@ def test_a_child_begins_anew(new: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_two_processes_build_once(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = use(monkeypatch, tmp_path, SLOWLY)
-    both = [process(PROCESS + "print(native_build.checked(by=native_build._set_up)[0])") for _ in range(2)]
+    both = [started(PROCESS + "print(native_build.checked(by=native_build._set_up)[0])") for _ in range(2)]
     for running in both:
         out, errors = running.communicate(timeout=90)
         assert (running.returncode, errors) == (0, "") and Path(out.strip()).parent == new

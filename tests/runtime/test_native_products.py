@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from torch.utils import flop_counter
 
 import triton_gemm
 from tests.support import fake_driver
+from tests.support.processes import python
 from triton_gemm.functional import fast_path, native_products, ops, routing
 from triton_gemm.functional.native_products import Places
 from triton_gemm.problem import SUM, Request
@@ -332,6 +331,5 @@ print("enabled")
 
 def test_a_process_ends_with_products_overridden(extension: Path) -> None:
     """torch's dispatcher frees them when Python is gone."""
-    command = [sys.executable, "-c", EXIT, str(extension)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=250)
+    done = python("-c", EXIT, extension)
     assert (done.returncode, done.stdout, done.stderr) == (0, "enabled\n", "")

@@ -3,11 +3,11 @@ processes of their own, which must end by themselves."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import printed
 
 pytestmark = pytest.mark.slow
 
@@ -374,7 +374,4 @@ with triton_gemm.use(only=torch.bfloat16):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_calls_go_on(name: str, extension: Path) -> None:
     script = BEGINNING + SCRIPTS[name] + "print('ended', flush=True)\n"
-    command = [sys.executable, "-c", script, str(extension)]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+    assert printed(script, extension, timeout=200) == "ended\n"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import pkgutil
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -22,6 +20,7 @@ import torch
 from triton.runtime.jit import JITCallable
 
 import triton_gemm
+from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
@@ -31,8 +30,6 @@ from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime import binaries, precompile
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.selection.select import Selection, launches, ranked, select
-
-ROOT = Path(__file__).parents[2]
 
 # A process of its own makes plans as a call does on a GPU, with operands that have addresses, and says for each kernel
 # whether Triton found it.
@@ -83,13 +80,6 @@ PROBLEMS += [problem_of(17, 33, 65), problem_of(100, 60, 40), UNALIGNED]
 BEYOND = problem_of(2048, 2048, 2048)
 
 
-def run(code: str, *arguments: str, **variables: str) -> str:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **variables}
-    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
@@ -110,9 +100,9 @@ def test_a_plan_finds_in_the_cache_what_was_compiled_ahead(cache: Path, made: pr
     assert made.failures == () and made.cache == cache
     first, second, *others = (set(binaries.identities(HOPPER, x, select(x, HOPPER))) for x in PROBLEMS)
     assert first == second and made.kernels == made.compiled == len(first.union(*others)) >= len(PROBLEMS) - 1
-    found = json.loads(run(RUN, TRITON_CACHE_DIR=str(cache)))
+    found = json.loads(printed(RUN, TRITON_CACHE_DIR=str(cache)))
     assert len(found) == made.kernels and all(found.values())
-    assert not all(json.loads(run(RUN, "beyond", TRITON_CACHE_DIR=str(cache))).values())
+    assert not all(json.loads(printed(RUN, "beyond", TRITON_CACHE_DIR=str(cache))).values())
 
 
 def test_strides_of_a_c_that_tma_stores_make_no_other_binary() -> None:
@@ -193,9 +183,9 @@ def test_the_launcher_needs_no_compiler_where_it_was_built(cache: Path, made: pr
     options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", driver / "libcuda.so.1", driver / "driver.c"]
     subprocess.run(["gcc", *options], check=True)
     surroundings = {"LD_LIBRARY_PATH": str(driver), "TRITON_LIBCUDA_PATH": str(driver), "CC": "/bin/false"}
-    assert run(LOAD, TRITON_CACHE_DIR=str(cache), **surroundings) == "loaded\n"
+    assert printed(LOAD, TRITON_CACHE_DIR=str(cache), **surroundings) == "loaded\n"
     with pytest.raises(AssertionError, match="CalledProcessError"):
-        run(LOAD, TRITON_CACHE_DIR=str(cache / "empty"), **surroundings)
+        printed(LOAD, TRITON_CACHE_DIR=str(cache / "empty"), **surroundings)
 
 
 def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

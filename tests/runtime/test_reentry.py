@@ -3,9 +3,6 @@ a block that is ended there waits for nothing, and an interruption leaves nothin
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +14,12 @@ import pytest
 from tests.runtime.test_worker import stub
 from tests.support import table_fakes
 from tests.support.fake_compiler import ROWS, Gpu, call, planned
+from tests.support.processes import printed
 from tests.support.table_fakes import found, problem_of, store
 from triton_gemm import inductor, tables
 from triton_gemm.compat import launching
 from triton_gemm.runtime import worker
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 60  # after which a script waits for ever
 
 BEGIN = """
@@ -164,14 +161,7 @@ for _ in range(3000):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_block_ends_anywhere(name: str, tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
-        "TRITON_GEMM_CACHE_DIR": str(tmp_path),
-    }
-    command = [sys.executable, "-c", BEGIN + SCRIPTS[name]]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-3000:]
+    printed(BEGIN + SCRIPTS[name], timeout=SECONDS, TRITON_GEMM_CACHE_DIR=str(tmp_path))
 
 
 def in_a_thread(work: Callable[[], object]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import started
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.kernels.launch import compiled
@@ -22,8 +22,6 @@ from triton_gemm.runtime.binaries import SCALARS, launches_on, operands_of
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError, Worker
 from triton_gemm.selection.select import select
-
-ROOT = Path(__file__).parents[2]
 
 # A worker that compiles nothing. Jobs are what it does: Python, which may set `answer`; what it prints goes nowhere.
 STUB = """
@@ -200,16 +198,13 @@ def test_what_does_not_get_ready_is_lost(code: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_killed_tuning_leaves_no_worker(tmp_path: Path) -> None:
     """Nor one in the midst of a compilation that hangs."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-    command = [sys.executable, "-c", TUNES, str(tmp_path / "begun")]
-    tuning = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    tuning = started(TUNES, tmp_path / "begun")
     assert tuning.stdout is not None
     pid = int(tuning.stdout.readline())
     assert soon((tmp_path / "begun").exists) and runs(pid)
     tuning.kill()
-    tuning.wait()
+    tuning.communicate()
     assert soon(lambda: not runs(pid))
-    tuning.stdout.close()
 
 
 # --- Many ---

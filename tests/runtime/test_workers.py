@@ -9,12 +9,9 @@ import multiprocessing
 import os
 import pkgutil
 import signal
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,12 +20,12 @@ import torch
 
 import triton_gemm
 from tests.runtime.test_plan import at_once, half, key_of, plan_without_a_gpu
+from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm.functional import api, fast_path
 from triton_gemm.problem import Request
 from triton_gemm.runtime import plan, policies, workspace
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 60  # after which a worker hangs
 NOT_IMPORTED = ("triton_gemm.ladder.", "triton_gemm.cli", "triton_gemm.__main__")  # rungs, and commands
 
@@ -78,9 +75,7 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-FORK = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
+FORK = """
 from tests.runtime import test_workers
 test_workers.fork_while_all_is_locked()
 print("done")
@@ -118,17 +113,9 @@ def fork_while_all_is_locked() -> None:
     holder.join()
 
 
-def script(source: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", source]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3 * SECONDS)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 def test_a_forked_worker_plans_whatever_its_parent_held() -> None:
     """Where threads of the parent plan, compile, route and record at the fork."""
-    assert "done" in script(FORK)
+    assert "done" in printed(FORK)
 
 
 def test_a_spawned_worker_plans_as_its_parent() -> None:

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import table_fakes
+from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, another, chosen, found, problem_of, store, table_in
 from triton_gemm import tables
 from triton_gemm.hardware.silicon import Silicon
@@ -279,12 +280,12 @@ def test_what_is_no_file_is_written_to(folder: Path, tmp_path: Path) -> None:
     assert tables.export_to(link, HOPPER) == 1 and link.is_symlink() and (tmp_path / "linked.json").is_file()
     script = "from tests.support.table_fakes import HOPPER; from triton_gemm import tables; "
     script += "tables.export_to('/dev/stdout', HOPPER)"
-    piped = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert piped.stdout == table_in(folder).read_text()
-    with open(tmp_path / "printed", "w") as printed:
-        printed.write("before\n"), printed.flush()
-        subprocess.run([sys.executable, "-c", script], stdout=printed, check=True)
-    assert (tmp_path / "printed").read_text() == "before\n" + piped.stdout
+    piped = printed(script)
+    assert piped == table_in(folder).read_text()
+    with open(tmp_path / "printed", "w") as redirected:
+        redirected.write("before\n"), redirected.flush()
+        subprocess.run([sys.executable, "-c", script], stdout=redirected, check=True)
+    assert (tmp_path / "printed").read_text() == "before\n" + piped
     link.unlink(), link.symlink_to(link)
     with pytest.raises(OSError, match="symbolic links"):
         tables.export_to(link, HOPPER)

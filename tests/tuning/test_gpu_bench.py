@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -20,6 +18,7 @@ import torch
 
 import triton_gemm
 from tests.support import table_fakes
+from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, another
 from triton_gemm import calibration, tables, tuning
 from triton_gemm.calibration import probes
@@ -602,7 +601,7 @@ def test_importing_sets_the_tuner_and_imports_nothing_for_it() -> None:
         "assert sorted(late) == [f'triton_gemm.tuning.{x}' for x in ('recording', 'report', 'timing')], late\n"
         "assert 'rich' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    printed(script)
 
 
 def test_nvml_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

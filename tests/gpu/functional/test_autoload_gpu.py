@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.processes import environment, python
 
 SCRIPT = """
 import multiprocessing, sys, torch
@@ -35,8 +35,7 @@ def test_processes_that_import_torch_alone(tmp_path: Path) -> None:
     (info / "entry_points.txt").write_text("[torch.backends]\ntriton_gemm = triton_gemm_autoload:autoload\n")
     script = tmp_path / "engine.py"
     script.write_text(SCRIPT)
-    paths = os.pathsep.join((str(tmp_path), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_GEMM_USE": "1"}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=300)
+    paths = os.pathsep.join((str(tmp_path), environment()["PYTHONPATH"]))
+    done = python(script, PYTHONPATH=paths, TRITON_GEMM_USE="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True", "1", "True", "1"]

@@ -3,10 +3,7 @@ process."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +12,12 @@ import pytest
 import torch
 import torch._inductor.config
 
+from tests.support.processes import python
 from tests.support.product_views import draw
 from triton_gemm import inductor, kernels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[3]
 MODE = "max-autotune-no-cudagraphs"
 THEIRS = set(inductor.KERNELS)
 OURS = {f"triton_gemm_{name}" for name in THEIRS}
@@ -173,10 +170,9 @@ print(counters["inductor"]["fxgraph_cache_hit"], "triton_gemm_addmm" in timed, b
 def test_another_process_finds_it(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     said = []
     for _ in range(2):
-        done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
+        done = python(file)
         assert done.returncode == 0, done.stderr[-3000:]
         said.append(done.stdout.splitlines()[-1])
     assert said == ["0 True True True", "1 False False True"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 import triton_gemm
 from perf.measure.numerics import rounded
 from tests.support.numerics import error_bound, mode_of, reference, scaled
+from tests.support.processes import python
 from triton_gemm import kernels
 from triton_gemm.arithmetic import default_arithmetic
 from triton_gemm.functional import routing
@@ -23,7 +22,6 @@ from triton_gemm.functional import routing
 pytestmark = pytest.mark.gpu
 
 OURS = "triton_gemm"
-ROOT = Path(__file__).parents[3]
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -233,12 +231,8 @@ print("done")
 
 @pytest.mark.slow
 def test_aot_inductor_calls_cublas_past_the_dispatcher(tmp_path: Path) -> None:
-    def run(what: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", AOT_INDUCTOR, what, str(tmp_path)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-
-    found = run("counted")
-    if found.returncode < 0 and run("alone").returncode < 0:
+    found = python("-c", AOT_INDUCTOR, "counted", tmp_path, timeout=280)
+    if found.returncode < 0 and python("-c", AOT_INDUCTOR, "alone", tmp_path, timeout=280).returncode < 0:
         pytest.skip(f"torch {torch.__version__} crashes here as it loads a package of its own")
     assert "done" in found.stdout, found.stderr[-3000:]
 

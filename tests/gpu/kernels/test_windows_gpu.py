@@ -3,18 +3,14 @@ and planted bugs, which are found."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from tests.support import nan_windows
+from tests.support.processes import python
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[3]
 SHARES = 6
 CALLS, FAR_CALLS = 10_000, 1_500  # in nan_windows, and of operands that span more than 2^31 elements
 
@@ -39,8 +35,7 @@ def test_operands_may_span_more_than_2_31_elements() -> None:
 @pytest.mark.parametrize("bug", nan_windows.PLANTED)
 def test_what_is_planted_is_found(bug: str) -> None:
     """In a process of its own, which an access outside ends."""
-    command = [sys.executable, "-m", "tests.support.nan_windows", "--planted", bug, "--calls", "5"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = python("-m", "tests.support.nan_windows", "--planted", bug, "--calls", "5")
     if done.returncode == nan_windows.SKIPPED:
         pytest.skip("needs more of the GPU's memory")
     said = done.stdout + done.stderr

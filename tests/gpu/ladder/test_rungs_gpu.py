@@ -1,7 +1,6 @@
 """Every rung on a GPU: the interpreter's checks on real kernels, and what only a GPU shows."""
 
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from reference_cuda import load
 from tests.support import awkward_sizes
 from tests.support.numerics import error_bound, reference
+from tests.support.processes import python
 from tests.support.product_checks import (
     RULES,
     TMA_VIEWS,
@@ -40,7 +40,6 @@ from triton_gemm.ladder.rung import TUNERS, Autotuner, triton_config
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[3]
 RUNGS = {rung.id: rung for rung in LADDER}
 SIZES = {**awkward_sizes.SMALL, **awkward_sizes.LARGE}
 
@@ -353,9 +352,7 @@ error_within_bound(of_rung(rung, rung.dtypes[0], config, "cuda", launch=launch),
 
 def ring(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs a mutant of k11 in a process of its own: what it does to the GPU's context ends with it."""
-    return subprocess.run(
-        [sys.executable, "-c", RING, name, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    return python("-c", RING, name, folder)
 
 
 def test_a_missing_mbarrier_wait_is_caught(tmp_path: Path) -> None:

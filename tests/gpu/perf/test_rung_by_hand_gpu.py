@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from perf.ladder.rungs_and_twins import runs_on
+from tests.support.processes import python
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import device_info
 from triton_gemm.ladder import LADDER, k06_pipelined
@@ -24,15 +23,7 @@ HEADING = "tile,warps,stages,group ms TFLOPS of cuBLAS error registers shared Ki
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-m", "triton_gemm.ladder", *arguments],
-        cwd=ROOT,
-        env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    return python("-m", "triton_gemm.ladder", *arguments, TRITON_INTERPRET=None)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
@@ -58,11 +49,10 @@ def test_tunings_are_recorded_once_and_drawn(tmp_path: Path) -> None:
     capability = torch.cuda.get_device_capability()
     rungs = [rung for rung in LADDER if rung.id in ("k03", "k08", "k10") and runs_on(rung, capability)]
     names = ",".join(rung.id for rung in rungs)
-    call = [sys.executable, str(ROOT / "perf" / "report.py"), "--tuning", "--sizes", "512", "--rungs", names]
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    call = [ROOT / "perf" / "report.py", "--tuning", "--sizes", "512", "--rungs", names]
     out = tmp_path / "out"
     for count in range(2):
-        done = subprocess.run([*call, "--out", str(out)], env=environment, capture_output=True, text=True, timeout=280)
+        done = python(*call, "--out", out, TRITON_CACHE_DIR=str(tmp_path / "cache"))
         assert done.returncode == 0, done.stderr
         assert ("tuning k03_blocked" in done.stderr) == (count == 0)
     tuned = json.loads((out / "results.json").read_text())["tuning"]

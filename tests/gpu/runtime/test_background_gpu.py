@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.processes import printed, started
+
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-ROOT = Path(__file__).parents[3]
 CALLS = """
 import hashlib, json, random, sys, time
 import torch, triton_gemm
@@ -47,11 +45,8 @@ print(json.dumps({"digests": digests, "counts": background.counts, "longest": lo
 
 
 def run(cache: Path, seed: int, background: bool) -> dict[str, Any]:
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "TRITON_GEMM_BACKGROUND": str(int(background))}
-    command = [sys.executable, "-c", CALLS, str(seed)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    how = {"TRITON_CACHE_DIR": str(cache), "TRITON_GEMM_BACKGROUND": str(int(background))}
+    found: dict[str, Any] = json.loads(printed(CALLS, seed, timeout=280, **how).splitlines()[-1])  # type: ignore[arg-type]  # variables
     return found
 
 
@@ -69,8 +64,7 @@ def test_no_bit_depends_on_what_was_compiled_when(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_leaves_no_worker(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_GEMM_BACKGROUND": "1"}
-    process = subprocess.Popen([sys.executable, "-c", CALLS, "0"], cwd=ROOT, env=environment)
+    process = started(CALLS, 0, TRITON_CACHE_DIR=str(tmp_path), TRITON_GEMM_BACKGROUND="1")
     try:
         deadline = time.monotonic() + 120
         while not (workers := children_of(process.pid)) and time.monotonic() < deadline:
@@ -78,7 +72,7 @@ def test_a_killed_process_leaves_no_worker(tmp_path: Path) -> None:
         assert workers
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]

@@ -3,12 +3,11 @@ while a backward runs. Each in a process of its own, whose CUDA context must liv
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import printed
 
 pytestmark = pytest.mark.gpu
 
@@ -192,8 +191,5 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("native", [True, False], ids=["C++", "Python"])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_process_goes_on(name: str, native: bool, extension: Path) -> None:
-    environment = os.environ | {"TRITON_GEMM_NATIVE": str(extension) if native else "0"}
-    command = [sys.executable, "-c", BEGINNING + SCRIPTS[name] + "print('ended')\n"]
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+    script = BEGINNING + SCRIPTS[name] + "print('ended')\n"
+    assert printed(script, timeout=200, TRITON_GEMM_NATIVE=str(extension) if native else "0") == "ended\n"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import resource
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ import triton_gemm
 from tests.gpu.kernels.test_kernels_gpu import counters_are_zero, hopper
 from tests.support.epilogue_truth import expected
 from tests.support.kernel_cases import bits
+from tests.support.processes import printed
 from triton_gemm.functional import api, fast_path
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.candidate import Algorithm
@@ -29,7 +28,6 @@ from triton_gemm.selection.select import Selection
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[3]
 SPLIT = (96, 160, 8192)  # so few tiles that K is split, on any GPU
 PLAIN = (1024, 1288, 264)
 
@@ -56,20 +54,6 @@ def is_split(a: torch.Tensor, b: torch.Tensor) -> bool:
 def busy(milliseconds: float = 20) -> None:
     """Keeps the current stream busy."""
     torch.cuda._sleep(int(1.5e6 * milliseconds))
-
-
-def script(source: str, seconds: int = 100) -> str:
-    """What it prints; it is ended where it hangs."""
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=seconds,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    return done.stdout
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +105,7 @@ print("done")
 
 def test_a_graph_captures_a_first_call() -> None:
     """Which selects, compiles and loads kernels while the stream is capturing."""
-    assert "done" in script(FIRST)
+    assert "done" in printed(FIRST)
 
 
 def test_a_graph_replays_beside_eager_calls_that_split_too() -> None:
@@ -283,7 +267,7 @@ print("done")
 @hopper
 def test_programs_that_wait_do_not_keep_out_those_they_wait_for() -> None:
     """Two launches of persistent programs on streams of different priority, which may share the multiprocessors."""
-    assert "done" in script(PRIORITIES)
+    assert "done" in printed(PRIORITIES)
 
 
 def test_threads() -> None:
@@ -379,7 +363,7 @@ print("done")
 
 
 def test_a_process_may_fork_before_it_uses_the_gpu() -> None:
-    assert "done" in script(FORK)
+    assert "done" in printed(FORK)
 
 
 WRAPPING = """
@@ -395,7 +379,7 @@ print("done")
 
 def test_sums_of_int8_wrap_under_triton_debug() -> None:
     """Where Triton asserts that other additions do not."""
-    assert "done" in script(WRAPPING)
+    assert "done" in printed(WRAPPING)
 
 
 # --- Addresses ---

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.processes import printed
 from triton_gemm.compat import c_compiler
 from triton_gemm.hardware.device import current_device_info
 from triton_gemm.reporting import doctor
 
 pytestmark = pytest.mark.gpu
-
-ROOT = Path(__file__).parents[3]
 
 # One problem for each kernel, an epilogue, operands that are not aligned, and copies of operands.
 PRODUCTS = """
@@ -80,13 +76,7 @@ print(json.dumps(found))
 
 
 def python(code: str, given: str = "", **variables: str) -> str:
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": paths, "TRITON_GEMM_POLICY": "model", **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", PRODUCTS + code], env=environment, input=given, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    return printed(PRODUCTS + code, given=given, TRITON_GEMM_POLICY="model", **variables).splitlines()[-1]
 
 
 def test_a_gpu_compiles_nothing_after_compiling_ahead(tmp_path: Path) -> None:

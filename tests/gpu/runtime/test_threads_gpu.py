@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import triton_gemm
-from tests.gpu.runtime.test_plan_gpu import PLAIN, SPLIT, assert_right, pair, random, script
+from tests.gpu.runtime.test_plan_gpu import PLAIN, SPLIT, assert_right, pair, random
 from tests.support.epilogue_truth import expected
+from tests.support.processes import printed
 from triton_gemm.functional import api
 from triton_gemm.hardware.device import device_info
 from triton_gemm.kernels import portable
@@ -236,7 +237,7 @@ print("done")
 
 
 def test_the_first_backward_of_a_process() -> None:
-    assert "done" in script(FIRST_BACKWARD)
+    assert "done" in printed(FIRST_BACKWARD)
 
 
 FIRST_CAPTURE = """
@@ -261,7 +262,7 @@ print("done")
 
 
 def test_the_first_call_is_captured_in_a_fresh_thread() -> None:
-    assert "done" in script(FIRST_CAPTURE)
+    assert "done" in printed(FIRST_CAPTURE)
 
 
 @two_gpus
@@ -334,4 +335,4 @@ print("done")
 
 def test_a_forked_worker_is_told() -> None:
     """CUDA cannot be used on after a fork; torch says so, and so do we: no crash, and no wrong result."""
-    assert "done" in script(FORKED)
+    assert "done" in printed(FORKED)

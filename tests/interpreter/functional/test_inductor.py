@@ -3,9 +3,6 @@ another process finds it in the cache."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.processes import python
 from tests.support.product_views import draw
 from triton_gemm import inductor
 from triton_gemm.functional import matrices
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -92,11 +88,10 @@ assert (timed, len(computed)) == ([], 5), (timed, computed)
 @pytest.mark.full
 @pytest.mark.slow
 def test_what_is_chosen_is_right_and_another_process_finds_it(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     for checks in (FIRST, SECOND):
         file = tmp_path / "program.py"
         file.write_text(PROGRAM + checks)
-        done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
+        done = python(file, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
         assert done.returncode == 0, done.stderr[-3000:]
 
 

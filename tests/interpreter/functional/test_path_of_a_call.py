@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.processes import printed
 
 SCRIPT = """
 import json, os, sys
@@ -37,9 +36,7 @@ DEVICE_CODE += ("kernels/schedule.py", "kernels/splitk.py", "compat/language.py"
 @pytest.fixture(scope="module")
 def calls() -> list[dict[str, int]]:
     """Of three calls of 64x64 in bf16 in a new process: how many functions each file has called."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_GEMM_NATIVE": "0"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, timeout=120, check=True)
-    found: list[dict[str, int]] = json.loads(done.stdout)
+    found: list[dict[str, int]] = json.loads(printed(SCRIPT, TRITON_INTERPRET="1", TRITON_GEMM_NATIVE="0"))
     return found
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -18,6 +15,7 @@ import torch.nn.functional as F
 
 import triton_gemm
 from tests.support import table_fakes
+from tests.support.processes import printed
 from tests.support.product_checks import fp32_precision
 from tests.support.tiers import one
 from triton_gemm import tables
@@ -486,10 +484,7 @@ assert torch.equal(torch.ones(2, 2) @ torch.ones(2, 2), torch.full((2, 2), 2.0))
 
 
 def test_without_cuda_it_says_so_and_leaves_nothing_behind() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run([sys.executable, "-c", WITHOUT_CUDA], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    printed(WITHOUT_CUDA, TRITON_INTERPRET=None, CUDA_VISIBLE_DEVICES="")
 
 
 def test_a_product_that_cannot_be_overridden_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,9 @@ and another library overrides the same products: in processes of their own, whic
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.processes import printed
 
 BEGINNING = """
 import gc, signal, sys, threading, time, warnings
@@ -196,6 +195,4 @@ assert triton_gemm.report_routing() == {("mm", "triton_gemm"): 2}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_products_go_on(name: str) -> None:
-    script = BEGINNING + SCRIPTS[name] + "print('ended')\n"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+    assert printed(BEGINNING + SCRIPTS[name] + "print('ended')\n", timeout=120) == "ended\n"
