@@ -6,6 +6,7 @@ a process runs one group: tests/interpreter with the variable set, everything el
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # No test reads or writes the tables of who runs it: there can be no folder in this file.
@@ -57,6 +58,23 @@ def no_call_is_like_another_tests() -> None:
         from triton_gemm.selection import generation
 
         generation.advance()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder of tables, empty, in this test alone."""
+    from tests.support import table_fakes
+
+    return table_fakes.own_folder(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def default_policy() -> Iterator[None]:
+    """It counts when the test begins, and what the test sets ends with it."""
+    from tests.support import table_fakes
+
+    with table_fakes.default_policy():
+        yield
 
 
 def _all_skipped(config: pytest.Config) -> bool:

@@ -77,11 +77,6 @@ def check(
     assert around[:OFF].isnan().all() and around[-OFF:].isnan().all(), "wrote outside of C"
 
 
-@pytest.fixture(scope="module")
-def kernel() -> SimpleNamespace:
-    return simulated("warp_specialised")
-
-
 def every_form(config: TileConfig) -> set[Hashable]:
     """What the fast tier shows."""
     return {config.BLOCK_M, config.BLOCK_N, config.num_warps, (config.CLUSTER_M, config.CLUSTER_N)}

@@ -39,11 +39,6 @@ TILES = (tile(64, 256), tile(64, 96), tile(128, 128), tile(64, 32))
 NARROW = replace(tile(64, 64), BLOCK_N=88, BLOCK_K=64)  # its last columns are stored in narrow epilogue tiles
 
 
-@pytest.fixture(scope="module")
-def kernel() -> SimpleNamespace:
-    return simulated("warp_specialised")
-
-
 def plan_of(kernel: SimpleNamespace, config: TileConfig, schedule: Schedule) -> Callable[[GemmProblem], Simulation]:
     return lambda problem: Simulation(problem, config, schedule, kernel)
 

@@ -25,11 +25,6 @@ HOPPER = device_of_capability((9, 0))
 CONFIGS = (*warp_specialised.CONFIGS[::3], *warp_specialised.FOR_LONG_SUMS, *warp_specialised.CLUSTERED[::4])
 
 
-@pytest.fixture(scope="module")
-def kernel() -> SimpleNamespace:
-    return simulated("warp_specialised")
-
-
 def sides(config: TileConfig) -> tuple[int, int, int]:
     """What a cluster computes."""
     return config.BLOCK_M * config.CLUSTER_M, config.BLOCK_N * config.CLUSTER_N, config.BLOCK_K

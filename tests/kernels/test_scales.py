@@ -27,11 +27,6 @@ PARTS = 3
 EXPONENTS = st.tuples(st.integers(-115, 115), st.integers(-150, 80))  # of A's scales, and of the product of both
 
 
-@pytest.fixture(scope="module")
-def kernel() -> SimpleNamespace:
-    return simulated("warp_specialised")
-
-
 def check(kind: str, exponents: tuple[int, int], how: str, kernel: SimpleNamespace) -> None:
     """With scales near 2^of_a, whose products are near 2^of_both or as near as B's can bring them: every bit of the
     product with scales near 1, which is held to fp64."""

@@ -41,11 +41,6 @@ CONFIGS = warp_specialised.CONFIGS
 ORDERS = ("nn", "nt", "tn", "tt")
 
 
-@pytest.fixture(scope="module")
-def kernel() -> SimpleNamespace:
-    return simulated("warp_specialised")
-
-
 def heights_and_schedules(schedules: Callable[..., object], config: TileConfig) -> set[Hashable]:
     """What the fast tier shows."""
     return {

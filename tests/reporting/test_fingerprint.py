@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,7 @@ from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, illegal, ranked, select
 from triton_gemm.tables import files
 
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return table_fakes.own_folder(tmp_path, monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    with table_fakes.default_policy():
-        yield
+pytestmark = pytest.mark.usefixtures("default_policy")
 
 
 def parts() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The C++ extension, built once for all tests of a run."""
+"""The C++ extension, built once for all tests of a run, and a GPU whose compiler a test commands."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import fake_driver
+from tests.support import fake_compiler, fake_driver
 
 
 @pytest.fixture(scope="session")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fake_driver.build(tmp_path_factory.getbasetemp() / "native")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_compiler.Gpu:
+    return fake_compiler.Gpu(monkeypatch)

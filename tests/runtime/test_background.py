@@ -15,17 +15,13 @@ import torch
 import triton_gemm
 from tests.support.fake_compiler import ROWS, SPLIT, Gpu, N, available, call, operands, own, own_jobs, planned
 from tests.support.table_fakes import HOPPER
+from tests.support.threads import at_once
 from triton_gemm.compat import compiling_for
 from triton_gemm.kernels import launch
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, plan
 from triton_gemm.runtime.worker import LostError
 from triton_gemm.selection.select import select
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return Gpu(monkeypatch)
 
 
 def test_calls_run_on_what_is_loaded_until_their_own_is(gpu: Gpu) -> None:
@@ -259,19 +255,7 @@ def test_without_a_cache_or_workers_calls_wait(gpu: Gpu, monkeypatch: pytest.Mon
 def test_threads_that_call_at_once_ask_for_one_compilation(gpu: Gpu) -> None:
     call(planned(ROWS[0]))
     second = planned(ROWS[1])
-    together = threading.Barrier(8)
-
-    def run() -> None:
-        together.wait()
-        for _ in range(10):
-            call(second)
-
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    gpu.end()
-    for thread in threads:
-        thread.join()
+    at_once(gpu.end, *8 * [lambda: [call(second) for _ in range(10)]])
     gpu.end()
     call(second)
     assert gpu.compiler.jobs == [(second.problem, second.selection)] and len(gpu.ran) == 82

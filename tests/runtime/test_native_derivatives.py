@@ -4,7 +4,6 @@ product on the way, Python takes."""
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import triton_gemm
 from tests.support import fake_driver
 from tests.support.epilogue_truth import activated
+from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path, matrices, ops, rules
 from triton_gemm.problem import ACTIVATIONS, SUM, Request
 from triton_gemm.runtime import native, native_build, plan
@@ -199,17 +199,9 @@ def test_a_backward_s_products_are_launched_without_python(driver: fake_driver.D
     driver.by_python.clear(), driver.seen.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops._fast, "take", lambda *_, **__: pytest.fail("Python was asked"))
-        for grads in (step(), in_a_thread(step)):
+        for grads in (step(), *at_once(step)):
             assert [x.shape for x in grads] == [x.shape, w.shape]
     assert len(driver.seen) == 6 and not driver.by_python
-
-
-def in_a_thread(call: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(call()))
-    thread.start()
-    thread.join()
-    return found[0]
 
 
 def flops(call: Callable[[], object]) -> int:
@@ -372,7 +364,7 @@ def test_threads_share_a_table(driver: fake_driver.Driver) -> None:
     """In which a backward looks, too."""
     shown: list[Any] = []
     fast = fast_path.FastPath(lambda _, table: shown.append(table))
-    found = {id(in_a_thread(lambda: fast._table(native.module()))) for _ in range(3)}
+    found = {id(x) for _ in range(3) for x in at_once(lambda: fast._table(native.module()))}
     assert found == {id(fast.table)} and shown == [fast.table]
     c = in_cpp(driver, lambda: linear(random(64, 32), random(48, 32)))
     native.module().backward_by(None, "", SUM, 0)

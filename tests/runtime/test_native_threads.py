@@ -374,4 +374,4 @@ with triton_gemm.use(only=torch.bfloat16):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_calls_go_on(name: str, extension: Path) -> None:
     script = BEGINNING + SCRIPTS[name] + "print('ended', flush=True)\n"
-    assert printed(script, extension, timeout=200) == "ended\n"
+    assert printed(script, extension) == "ended\n"

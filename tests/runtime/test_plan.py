@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 import triton_gemm
 from tests.support import plan_fakes
 from tests.support.product_checks import fp32_precision
+from tests.support.threads import at_once
 from tests.support.tiers import one
 from triton_gemm import compat
 from triton_gemm.functional import api, fast_path, grouped, matrices, ops, scaled
@@ -343,47 +345,25 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, c)
     made.steps = [FakeStep()]  # type: ignore[list-item]
-    wrong: list[BaseException] = []
     maps: dict[Any, Any] = {}
 
     def fill(thread: int) -> None:
-        try:
-            for i in range(100):
-                if what == "plans":
-                    plan_of(1 + 100 * thread + i)
-                elif what == "maps":
-                    plan.keep(maps, 100 * thread + i, None, 8)
-                    assert len(maps) < 8 + 4
-                else:
-                    x = half(1 + 100 * thread + i, 32)
-                    plan.PLANS[key_of(x, b, half(x.shape[0], 48))] = made
-                    api.matmul(x, b)
-        except BaseException as error:
-            wrong.append(error)
+        for i in range(100):
+            if what == "plans":
+                plan_of(1 + 100 * thread + i)
+            elif what == "maps":
+                plan.keep(maps, 100 * thread + i, None, 8)
+                assert len(maps) < 8 + 4
+            else:
+                x = half(1 + 100 * thread + i, 32)
+                plan.PLANS[key_of(x, b, half(x.shape[0], 48))] = made
+                api.matmul(x, b)
 
     threading.settrace(hand_over)
     try:
-        threads = [threading.Thread(target=fill, args=(thread,)) for thread in range(4)]
-        for thread in threads:
-            thread.start()
+        at_once(*(partial(fill, thread) for thread in range(4)))
     finally:
         threading.settrace(None)  # type: ignore[arg-type]
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def at_once(work: Callable[[], object], count: int = 16) -> None:
-    """Runs `work` in so many threads that start together; raises what one of them raised."""
-    start = threading.Barrier(count)
-
-    def begin() -> None:
-        start.wait()
-        work()
-
-    with ThreadPoolExecutor(count) as pool:
-        for done in [pool.submit(begin) for _ in range(count)]:
-            done.result()
 
 
 def test_threads_with_the_same_new_problem_share_one_plan(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +377,7 @@ def test_threads_with_the_same_new_problem_share_one_plan(few: None, monkeypatch
 
     monkeypatch.setattr(plan, "_new_plan", slowly)
     found: list[object] = []
-    at_once(lambda: found.append(plan_of(5)))
+    at_once(*16 * [lambda: found.append(plan_of(5))])
     assert len(made) == 1 and found == 16 * made
 
     step, compiled = step_without_a_gpu(monkeypatch), []
@@ -407,7 +387,7 @@ def test_threads_with_the_same_new_problem_share_one_plan(few: None, monkeypatch
         compiled.append(threading.get_ident())
 
     monkeypatch.setattr(plan, "compiled", compile_slowly)
-    at_once(lambda: step.compile({}))
+    at_once(*16 * [lambda: step.compile({})])
     assert len(compiled) == 1 and step.call is not None
 
 

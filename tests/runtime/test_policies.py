@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import warnings
 from collections.abc import Generator, Iterator
 from contextvars import copy_context
@@ -16,9 +15,9 @@ import pytest
 import torch
 
 import triton_gemm
-from tests.support import table_fakes
 from tests.support.plan_fakes import FakePlan, take_plans_away
 from tests.support.table_fakes import HOPPER, another, problem_of, store
+from tests.support.threads import at_once
 from triton_gemm import tables
 from triton_gemm.functional import api, fast_path
 from triton_gemm.hardware.device import DeviceInfo
@@ -30,16 +29,7 @@ from triton_gemm.selection.select import Selection, select
 
 BF16 = torch.bfloat16
 
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return table_fakes.own_folder(tmp_path, monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    with table_fakes.default_policy():
-        yield
+pytestmark = pytest.mark.usefixtures("default_policy")
 
 
 def of(selection: Selection) -> tuple[object, ...]:
@@ -133,14 +123,10 @@ def test_a_wrong_environment_is_warned_of_once(
 
 def test_a_context_is_its_threads_or_tasks_alone() -> None:
     triton_gemm.set_policy("error")
-    elsewhere: list[Policy] = []
     with triton_gemm.policy("model"):
         with triton_gemm.policy("tune", bits="any"):
             assert policies.current() == Policy("tune", "any")
-        thread = threading.Thread(target=lambda: elsewhere.append(policies.current()))
-        thread.start()
-        thread.join()
-        assert policies.current().name == "model" and elsewhere == [Policy("error")]
+        assert policies.current().name == "model" and at_once(policies.current) == [Policy("error")]
     assert policies.current() == Policy("error")
 
     async def task(name: policies.PolicyName) -> str:
@@ -309,11 +295,7 @@ def test_a_tuner_may_multiply(folder: Path, planned: list[FakePlan]) -> None:
 
     policies.set_tuner(tuner)
     triton_gemm.set_policy("tune")
-    threads = [threading.Thread(target=triton_gemm.matmul, args=operands()) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*4 * [lambda: triton_gemm.matmul(*operands())])
     assert [problem.M for problem in asked] == [512]
     assert sorted((made.problem.M, made.selection.source) for made in planned) == [(16, "model"), (512, "tuner")]
 

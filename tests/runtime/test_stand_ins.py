@@ -21,11 +21,6 @@ from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return Gpu(monkeypatch)
-
-
 def test_what_stands_in_gives_the_same_bits(gpu: Gpu) -> None:
     """For every choice that is stood in for, whatever was loaded before."""
     pairs = 0

@@ -19,9 +19,10 @@ import pytest
 import torch
 
 import triton_gemm
-from tests.runtime.test_plan import at_once, half, key_of, plan_without_a_gpu
+from tests.runtime.test_plan import half, key_of, plan_without_a_gpu
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, problem_of
+from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path
 from triton_gemm.problem import Request
 from triton_gemm.runtime import plan, policies, workspace
@@ -253,7 +254,7 @@ def test_after_an_interruption_the_next_call_begins_anew(
             with pytest.raises(KeyboardInterrupt):
                 plan.multiply(a, b, c)
     assert not on_a_gpu.compiled and all(step.call is None for step in on_a_gpu.steps) and launched == []
-    at_once(lambda: plan.multiply(a, b, c))  # threads, which would wait for a lock that is held
+    at_once(*16 * [lambda: plan.multiply(a, b, c)])  # threads, which would wait for a lock that is held
     assert len(launched) == 16 * len(on_a_gpu.steps) and on_a_gpu.compiled
 
 
@@ -321,16 +322,13 @@ def test_the_per_thread_stream_is_another_in_each_thread(monkeypatch: pytest.Mon
         monkeypatch.setattr(
             workspace.torch, name, lambda *size, device, make=make, **how: make(*size, device="cpu", **how)
         )
-    found: list[list[torch.Tensor]] = []
 
-    def take() -> None:
-        found.append(workspace.workspace(0, workspace.PER_THREAD, 1 << 20))
-        assert workspace.workspace(0, workspace.PER_THREAD, 1 << 20) is found[-1]
+    def take() -> list[torch.Tensor]:
+        found = workspace.workspace(0, workspace.PER_THREAD, 1 << 20)
+        assert workspace.workspace(0, workspace.PER_THREAD, 1 << 20) is found
+        return found
 
-    for _ in range(workspace.MAX_WORKSPACES + 3):
-        thread = threading.Thread(target=take)
-        thread.start()
-        thread.join()
+    found = [one for _ in range(workspace.MAX_WORKSPACES + 3) for one in at_once(take)]
     assert len({id(x) for x in found}) == len(found), "also where a thread has the number of one that has ended"
     assert len(workspace._workspaces) == workspace.MAX_WORKSPACES and waited == [0] * 3
     assert not workspace.is_of_stream(0, workspace.PER_THREAD, found[-1])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import replace
 from itertools import pairwise
@@ -20,6 +19,7 @@ from tests.support import table_fakes
 from tests.support.plan_fakes import FakePlan, take_plans_away
 from tests.support.sums_by_hand import parts as parts_of
 from tests.support.table_fakes import HOPPER
+from tests.support.threads import at_once
 from triton_gemm import tables
 from triton_gemm.arithmetic import ARITHMETICS
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
@@ -36,16 +36,7 @@ BF16 = torch.bfloat16
 DEVICES = [HOPPER, *(device_of_capability(x) for x in ((8, 0), (8, 9), (10, 0), (12, 0)))]
 ROWS = (*range(1, 18), 31, 33, 48, 64, 65, 100, 127, 128, 129, 200, 255, 256, 300, 384, 511, 512, 1024, 4096, 8192)
 
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return table_fakes.own_folder(tmp_path, monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    with table_fakes.default_policy():
-        yield
+pytestmark = pytest.mark.usefixtures("default_policy")
 
 
 def chosen(problem: GemmProblem, device: DeviceInfo = HOPPER) -> str:
@@ -221,10 +212,7 @@ def test_an_argument_a_block_and_the_environment_say_so(monkeypatch: pytest.Monk
             assert policies.current() == Policy("model", "any", True)
         with triton_gemm.batch_invariant(False):
             assert not choose(few, HOPPER).batch_invariant
-        elsewhere: list[Policy] = []
-        thread = threading.Thread(target=lambda: elsewhere.append(policies.current()))
-        thread.start(), thread.join()
-        assert elsewhere == [Policy()]
+        assert at_once(policies.current) == [Policy()]
     monkeypatch.setenv("TRITON_GEMM_BATCH_INVARIANT", "1")
     table_fakes.read_environment_again()
     assert choose(few, HOPPER).batch_invariant
@@ -240,10 +228,8 @@ def test_threads_of_a_backward_have_the_block_that_it_was_started_in(monkeypatch
         started, within = copy_context(), plan.key_of(Request(), a, b, None)
     monkeypatch.setattr(policies, "context_of_backward", lambda: started)
     monkeypatch.setattr(policies, "backward_here", lambda: 0)
-    found: list[object] = []
-    thread = threading.Thread(target=lambda: found.extend([policies.current(), plan.key_of(Request(), a, b, None)]))
-    thread.start(), thread.join()
-    assert found == [Policy("cached", "same", True), within]
+    [found] = at_once(lambda: (policies.current(), plan.key_of(Request(), a, b, None)))
+    assert found == (Policy("cached", "same", True), within)
 
 
 def test_explain_says_so() -> None:
@@ -402,8 +388,7 @@ def test_backwards_are_too(name: str, asked: str, planned: list[FakePlan]) -> No
             result.float().sum().backward()
         assert planned and all(made.selection.batch_invariant for made in planned)
         return
-    thread = threading.Thread(target=result.float().sum().backward)
-    thread.start(), thread.join()
+    at_once(result.float().sum().backward)
     assert len(planned) >= 3 and all(made.selection.batch_invariant for made in planned)
 
 

@@ -19,7 +19,7 @@ def environment(**variables: str | None) -> dict[str, str]:
 
 
 def python(
-    *arguments: object, timeout: float = 300, cwd: Path = ROOT, given: str | None = None, **variables: str | None
+    *arguments: object, timeout: float = 280, cwd: Path = ROOT, given: str | None = None, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
     """`python` with these arguments, in an environment with these variables. given: what it reads."""
     how = {"env": environment(**variables), "cwd": cwd, "input": given, "timeout": timeout}
@@ -27,7 +27,7 @@ def python(
 
 
 def printed(
-    code: str, *arguments: object, timeout: float = 300, cwd: Path = ROOT, given: str | None = None, **how: str | None
+    code: str, *arguments: object, timeout: float = 280, cwd: Path = ROOT, given: str | None = None, **how: str | None
 ) -> str:
     """What this code prints; fails unless the process ends by itself, without an error."""
     done = python("-c", code, *arguments, timeout=timeout, cwd=cwd, given=given, **how)

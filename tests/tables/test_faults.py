@@ -11,10 +11,10 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import table_fakes
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, another, chosen, found, problem_of, store, table_in
+from tests.support.threads import at_once
 from triton_gemm import tables
 from triton_gemm.hardware.silicon import Silicon
 from triton_gemm.kernels.candidate import Algorithm
@@ -34,11 +34,6 @@ from triton_gemm.tables.files import Table
 from triton_gemm.tables.records import Entry
 
 SILICON = Silicon((9, 0), 132, 6016, 700, "a GPU")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return table_fakes.own_folder(tmp_path, monkeypatch)
 
 
 # --- Who writes at once ---
@@ -51,11 +46,7 @@ def write_some(first: int, count: int = 8) -> None:
 
 
 def test_64_threads_lose_nothing(folder: Path) -> None:
-    threads = [threading.Thread(target=write_some, args=(1 + 2 * i, 2)) for i in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(write_some, 1 + 2 * i, 2) for i in range(64)))
     held = files.load(table_in(folder)).table
     assert held and {problem.M for problem in held.entries} == set(range(1, 129))
     assert not list(folder.glob("*.tmp"))
@@ -63,22 +54,15 @@ def test_64_threads_lose_nothing(folder: Path) -> None:
 
 def test_threads_that_write_one_file_of_the_users_tear_none(folder: Path) -> None:
     store(problem_of(1)), store(problem_of(2))
-    out, errors = folder.parent / "out.json", list[Exception]()
+    out = folder.parent / "out.json"
 
     def export() -> None:
-        try:
-            for _ in range(30):
-                assert tables.export_to(out, HOPPER) == 2
-                assert out.read_bytes() == table_in(folder).read_bytes()
-        except Exception as error:
-            errors.append(error)
+        for _ in range(30):
+            assert tables.export_to(out, HOPPER) == 2
+            assert out.read_bytes() == table_in(folder).read_bytes()
 
-    threads = [threading.Thread(target=export) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and list(folder.parent.glob("out*")) == [out]
+    at_once(*4 * [export])
+    assert list(folder.parent.glob("out*")) == [out]
 
 
 def test_containers_that_share_a_folder_write_no_file_of_one_name(folder: Path, monkeypatch: Any) -> None:
@@ -141,12 +125,9 @@ def test_a_full_disk_loses_nothing(folder: Path, monkeypatch: Any, caplog: pytes
 
 def test_who_holds_the_lock_is_not_waited_for_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "WAIT", 0.05)
-    done: list[bool] = []
     with files.locked(folder):
-        thread = threading.Thread(target=lambda: done.append(store(problem_of())))
-        thread.start()
-        thread.join()
-    assert done == [False] and store(problem_of())
+        assert at_once(lambda: store(problem_of())) == [False]
+    assert store(problem_of())
 
 
 def test_who_reads_waits_for_no_writer(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -52,11 +52,6 @@ SILICON = Silicon((9, 0), 132, 6016, 700, "a GPU")
 CANNOT = Algorithm("skinny", kernels.named("skinny").Config(16, 16, 64))  # run: it has no such tile
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return table_fakes.own_folder(tmp_path, monkeypatch)
-
-
 # --- What is written is read ---
 
 

@@ -29,11 +29,6 @@ MOST, FEWEST = 512, 385
 N, K = 6144, 4096
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return table_fakes.own_folder(tmp_path, monkeypatch)
-
-
 def store(gain: float = 2.0, problem: GemmProblem | None = None, **how: Any) -> None:
     problem = problem or problem_of(MOST, N, K)
     how = {"us": 1.0, "default_us": gain, "least_rows": FEWEST, **how}

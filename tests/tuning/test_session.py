@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 
 from tests.support import table_fakes
 from tests.support.table_fakes import HOPPER, problem_of
+from tests.support.threads import at_once
 from tests.support.tuner_fakes import FakeLab, Kernels
 from triton_gemm import tables
 from triton_gemm.kernels import portable
@@ -38,11 +40,6 @@ from triton_gemm.tuning.timing import DeviceLostError
 
 FORKED = multiprocessing.get_context("fork")
 SMALL, LARGE = problem_of(64, 4096, 4096), problem_of(4096, 4096, 4096)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return table_fakes.own_folder(tmp_path, monkeypatch)
 
 
 def chance(way: Any) -> float:
@@ -615,11 +612,7 @@ def test_without_a_folder_it_tunes_and_keeps_nothing(monkeypatch: pytest.MonkeyP
 
 def test_two_tune_at_once_and_both_are_kept(folder: Path) -> None:
     problems = [{problem_of(64 * i + j, 1024, 1024): 1 for i in range(1, 6)} for j in (0, 16)]
-    threads = [threading.Thread(target=tuned, args=(folder, each)) for each in problems]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(tuned, folder, each) for each in problems))
     tables.reload()
     assert all(tables.lookup(problem, HOPPER) for each in problems for problem in each)
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import triton_gemm
-from tests.gpu.runtime.test_plan_gpu import assert_right, pair, script
+from tests.gpu.runtime.test_plan_gpu import assert_right, pair
 from tests.gpu.sharing import shared_gpu
 from tests.support import table_fakes
+from tests.support.processes import printed
 from triton_gemm.calibration import probes
 from triton_gemm.hardware import device_model
 from triton_gemm.hardware.device import current_device_info
@@ -68,7 +69,7 @@ except ChildProcessError:
 def test_compiling_does_not_disturb_what_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been compiled before: processes do, and this one finds it in Triton's cache."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    output = script(COLD, 120)
+    output = printed(COLD)
     print(output)
     assert "timed" in output
 
@@ -96,7 +97,7 @@ print("portable", triton_gemm.explain(a, b).kernel)
 
 def test_kernels_of_other_gpus_are_calibrated_and_tuned_by_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_GEMM_CAPABILITY", "8.0")
-    output = script(PORTABLE, 240)
+    output = printed(PORTABLE)
     print(output)
     assert "portable portable" in output
 

@@ -16,6 +16,7 @@ import triton_gemm
 from tests.gpu.kernels.test_kernels_gpu import DEVICE, counters_are_zero, gpu, persistent
 from tests.gpu.runtime.test_plan_gpu import PLAIN, SPLIT
 from tests.support.kernel_cases import bits
+from tests.support.threads import at_once
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
@@ -206,34 +207,25 @@ def test_launch_after_launch_under_load(jobs: list[Job]) -> None:
     the GPU; a launch that stores nothing leaves NaN."""
     differences: list[torch.Tensor] = []
     launched = [0] * STREAMS
-    wrong: list[BaseException] = []
     torch.cuda.synchronize()
 
     def work(thread: int) -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                places = [job.place() for job in jobs]
-                words = [(bits(c), bits(job.truth)) for job, c in zip(jobs, places, strict=True)]
-                flips = [(torch.empty_like(truth), torch.zeros_like(truth)) for _, truth in words]
-                differences.extend([flipped for _, flipped in flips])
-                for step in range(LAUNCHES // STREAMS):
-                    which = (3 * thread + step) % len(jobs)
-                    (got, truth), (now, flipped) = words[which], flips[which]
-                    jobs[which].run(places[which].fill_(torch.nan))
-                    torch.bitwise_xor(got, truth, out=now)
-                    flipped.bitwise_or_(now)
-                    launched[thread] += 1
-        except BaseException as error:
-            wrong.append(error)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            places = [job.place() for job in jobs]
+            words = [(bits(c), bits(job.truth)) for job, c in zip(jobs, places, strict=True)]
+            flips = [(torch.empty_like(truth), torch.zeros_like(truth)) for _, truth in words]
+            differences.extend([flipped for _, flipped in flips])
+            for step in range(LAUNCHES // STREAMS):
+                which = (3 * thread + step) % len(jobs)
+                (got, truth), (now, flipped) = words[which], flips[which]
+                jobs[which].run(places[which].fill_(torch.nan))
+                torch.bitwise_xor(got, truth, out=now)
+                flipped.bitwise_or_(now)
+                launched[thread] += 1
 
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(STREAMS)]
     with in_the_background(copies()):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(*(partial(work, thread) for thread in range(STREAMS)))
         torch.cuda.synchronize()
-    assert wrong == [], wrong
     assert sum(launched) == LAUNCHES
     of_job = [torch.stack([flipped.any() for flipped in differences[i :: len(jobs)]]).any() for i in range(len(jobs))]
     differ = torch.stack(of_job).tolist()

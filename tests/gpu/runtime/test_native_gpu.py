@@ -14,6 +14,7 @@ import triton
 import triton_gemm
 from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.support.kernel_cases import bits
+from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path, ops, routing
 from triton_gemm.problem import ACTIVATIONS
 from triton_gemm.runtime import native, native_build, native_file
@@ -310,19 +311,10 @@ def test_threads_and_a_thread_without_a_context() -> None:
     a, b = random(1024, 264), random(264, 1288)
     for _ in range(3):
         expected = triton_gemm.matmul(a, b).clone()
-    table, found = spy(api._fast), []
-
-    def call() -> None:
-        found.extend(triton_gemm.matmul(a, b) for _ in range(50))
-
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    table = spy(api._fast)
+    found = at_once(*8 * [lambda: [triton_gemm.matmul(a, b) for _ in range(50)]])
     torch.cuda.synchronize()
-    assert len(found) == table.launched == 400
-    assert all(torch.equal(x, expected) for x in found)
+    assert table.launched == 400 and all(torch.equal(x, expected) for calls in found for x in calls)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import resource
-import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.gpu.kernels.test_kernels_gpu import counters_are_zero, hopper
 from tests.support.epilogue_truth import expected
 from tests.support.kernel_cases import bits
 from tests.support.processes import printed
+from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.candidate import Algorithm
@@ -287,28 +288,17 @@ def test_threads() -> None:
     pairs = [pair(size) for size in shapes]
     torch.cuda.synchronize()
     results: dict[tuple[int, int], torch.Tensor] = {}
-    wrong: list[BaseException] = []
-    start = threading.Barrier(8)
 
     def work(thread: int) -> None:
-        try:
-            start.wait()
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for step in range(80):
-                    which = (thread + step) % len(pairs)
-                    c = triton_gemm.matmul(*pairs[which])
-                    torch.cuda.current_stream().synchronize()
-                    kept = results.setdefault((thread, which), c)
-                    assert torch.equal(bits(kept), bits(c)), f"other bits: {shapes[which]}"
-        except BaseException as error:
-            wrong.append(error)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for step in range(80):
+                which = (thread + step) % len(pairs)
+                c = triton_gemm.matmul(*pairs[which])
+                torch.cuda.current_stream().synchronize()
+                kept = results.setdefault((thread, which), c)
+                assert torch.equal(bits(kept), bits(c)), f"other bits: {shapes[which]}"
 
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    at_once(*(partial(work, thread) for thread in range(8)))
     for (_, which), c in results.items():
         assert torch.equal(bits(c), bits(results[0, which])), "threads differ"
         assert_right(*pairs[which], c)
@@ -317,17 +307,8 @@ def test_threads() -> None:
 def test_threads_share_a_stream() -> None:
     a, b = pair(SPLIT)
     truth = triton_gemm.matmul(a, b)
-    results: list[torch.Tensor] = []
-
-    def work() -> None:
-        results.extend(triton_gemm.matmul(a, b) for _ in range(50))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 400 and all(torch.equal(c, truth) for c in results)
+    results = at_once(*8 * [lambda: [triton_gemm.matmul(a, b) for _ in range(50)]])
+    assert all(torch.equal(c, truth) for calls in results for c in calls)
 
 
 # --- Devices and processes ---

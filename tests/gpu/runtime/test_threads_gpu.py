@@ -8,7 +8,6 @@ to be encoded.
 from __future__ import annotations
 
 import multiprocessing
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +19,7 @@ import triton_gemm
 from tests.gpu.runtime.test_plan_gpu import PLAIN, SPLIT, assert_right, pair, random
 from tests.support.epilogue_truth import expected
 from tests.support.processes import printed
+from tests.support.threads import at_once
 from triton_gemm.functional import api
 from triton_gemm.hardware.device import device_info
 from triton_gemm.kernels import portable
@@ -34,25 +34,8 @@ two_gpus = pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two
 
 
 def in_fresh_threads(*calls: Callable[[], object]) -> list[Any]:
-    """What the calls return, each in a new thread; raises what one of them raised."""
-    found: list[Any] = [None] * len(calls)
-    wrong: list[BaseException] = []
-    start = threading.Barrier(len(calls))
-
-    def work(i: int) -> None:
-        try:
-            start.wait()
-            found[i] = calls[i]()
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if wrong:
-        raise wrong[0]
+    """What the calls return once the GPU has computed it, each in a new thread."""
+    found = at_once(*calls)
     torch.cuda.synchronize()
     return found
 

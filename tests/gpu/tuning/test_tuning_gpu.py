@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +15,11 @@ import triton
 
 import triton_gemm
 from tests.gpu.kernels.test_kernels_gpu import hopper
-from tests.gpu.runtime.test_plan_gpu import assert_right, pair, random, script
+from tests.gpu.runtime.test_plan_gpu import assert_right, pair, random
 from tests.gpu.sharing import shared_gpu
 from tests.support import table_fakes
+from tests.support.processes import printed
+from tests.support.threads import at_once
 from triton_gemm import kernels, tables, tuning
 from triton_gemm.hardware.device import current_device_info
 from triton_gemm.problem import Request
@@ -238,7 +239,7 @@ print("timed", [shape.timed for shape in report.shapes])
 def test_compiling_does_not_disturb_what_is_captured_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been compiled before, so binaries are loaded while graphs are captured."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    assert "timed" in script(COLD, 200)
+    assert "timed" in printed(COLD)
 
 
 def test_what_python_does_before_a_replay_is_not_in_its_time() -> None:
@@ -290,7 +291,7 @@ os._exit(0)
 
 
 def test_what_hangs_is_left_out_the_next_time(folder: Path) -> None:
-    output = script(HANGS, 200)
+    output = printed(HANGS)
     assert "hangs" in output and "lost" in output and "runs for more than 0.5 s" in output
     time.sleep(10)  # until the GPU is free again
     (shape,) = triton_gemm.tune([(512, 2048, 4096)], budget=30, resume=True).shapes
@@ -315,7 +316,7 @@ triton_gemm.tune([(512, 2048, 4096)], budget=60)
 
 def test_what_ends_the_process_is_left_out_the_next_time() -> None:
     with pytest.raises(AssertionError):  # the process was killed
-        script(KILLED, 200)
+        printed(KILLED)
     (shape,) = triton_gemm.tune([(512, 2048, 4096)], budget=30, resume=True).shapes
     assert shape.measured and any("the process ended" in why for _, why in shape.failed)
 
@@ -355,15 +356,10 @@ def test_threads_wait_for_the_one_that_tunes() -> None:
     with triton_gemm.policy("model"):
         expected = triton_gemm.matmul(a, b)
     triton_gemm.set_policy("tune")
-    found: list[torch.Tensor] = []
-    threads = [threading.Thread(target=lambda: found.append(triton_gemm.matmul(a, b))) for _ in range(4)]
     begin = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = at_once(*4 * [lambda: triton_gemm.matmul(a, b)])
     torch.cuda.synchronize()
-    assert len(found) == 4 and all(torch.equal(one, expected) for one in found)
+    assert all(torch.equal(one, expected) for one in found)
     assert time.monotonic() - begin < tuning.BUDGET_OF_A_CALL + 15
 
 

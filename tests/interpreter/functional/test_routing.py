@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import triton_gemm
 from tests.support import table_fakes
 from tests.support.processes import printed
 from tests.support.product_checks import fp32_precision
+from tests.support.threads import at_once
 from tests.support.tiers import one
 from triton_gemm import tables
 from triton_gemm.compat import withdraw
@@ -392,11 +392,7 @@ def test_threads_that_disable_take_back_a_rule_each() -> None:
     for _ in range(20):
         for _ in range(8):
             triton_gemm.enable()
-        threads = [threading.Thread(target=triton_gemm.disable) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(*8 * [triton_gemm.disable])
         assert routing._rules == []
 
 

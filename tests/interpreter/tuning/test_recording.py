@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.support.threads import at_once
 from triton_gemm.functional import api
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import plan
@@ -72,11 +72,7 @@ def test_threads_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = random(8, 16), random(16, 24)
 
     def program() -> None:
-        threads = [threading.Thread(target=lambda: [triton_gemm.matmul(a, b) for _ in range(200)]) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(*4 * [lambda: [triton_gemm.matmul(a, b) for _ in range(200)]])
 
     assert recorded(tmp_path / "shapes.json", program) == {(1, 8, 24, 16): 800}
 

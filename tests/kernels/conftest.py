@@ -1,0 +1,14 @@
+"""The warp-specialised kernel on the CPU, for all files of tests that run it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.gluon_on_cpu import simulated
+
+
+@pytest.fixture(scope="module")
+def kernel() -> SimpleNamespace:
+    return simulated("warp_specialised")
