@@ -20,7 +20,7 @@ from tests.support.epilogue_truth import activated
 from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path, matrices, ops, rules
 from triton_gemm.problem import ACTIVATIONS, SUM, Request
-from triton_gemm.runtime import native, native_build, plan
+from triton_gemm.runtime import native, native_build
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +35,7 @@ def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_dr
     found = fake_driver.install(monkeypatch, extension)
     found.sizes = [[8]]  # bytes of a launch's parameters that are noted; no test here compares them
     monkeypatch.setattr(rules, "runs", lambda *_, **__: None)
-    monkeypatch.setattr(plan, "info_of", lambda _: fake_driver.HOPPER)
-    monkeypatch.setattr(plan.background, "enabled", lambda: False)
-    monkeypatch.setattr(plan, "PLANS", {})
+    fake_driver.plan_for_hopper(monkeypatch)
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     monkeypatch.setattr(ops, "_fast", fast_path.FastPath(ops._show))
     loaded = native.module()

@@ -37,13 +37,19 @@ CALLS: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
+def route(patch: pytest.MonkeyPatch, extension: str | Path) -> fake_driver.Driver:
+    """Has rules route products of CPU tensors to plans for Hopper."""
+    found = fake_driver.install(patch, Path(extension))
+    patch.setattr(native, "built", native.module)
+    patch.setattr(routing._overrides, "_key", "CPU")
+    patch.setattr(torch.cuda, "device_count", lambda: 1)
+    return found
+
+
 @pytest.fixture
 def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
     """Products of CPU tensors are routed to plans for Hopper. No call was made before."""
-    found = fake_driver.install(monkeypatch, extension)
-    monkeypatch.setattr(native, "built", native.module)
-    monkeypatch.setattr(routing._overrides, "_key", "CPU")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    found = route(monkeypatch, extension)
     routing._made_under.cache_clear()
     triton_gemm.report_routing(reset=True)
     yield found
@@ -205,9 +211,7 @@ def operator(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> Ite
     """No call of the operator was made before, and C++ overrides it."""
     monkeypatch.setattr(ops, "KEYS", ("AutogradCPU", "CPU"))
     monkeypatch.setattr(ops, "_fast", fast_path.FastPath(ops._show))
-    monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(plan, "info_of", lambda _: fake_driver.HOPPER)
-    monkeypatch.setattr(plan.background, "enabled", lambda: False)
+    fake_driver.plan_for_hopper(monkeypatch)
     ops._by_cpp.register(ops.KEYS, native.module())
     yield driver
     ops._by_cpp.unregister()
@@ -309,19 +313,13 @@ def test_an_override_that_fails_leaves_products_to_python(
 
 EXIT = """
 import sys
-from pathlib import Path
 import pytest
 import triton_gemm
 from tests.runtime import test_native_products as tests
-from tests.support import fake_driver
-from triton_gemm.functional import ops, routing
+from triton_gemm.functional import ops
 from triton_gemm.runtime import native
 
-patch = pytest.MonkeyPatch()
-driver = fake_driver.install(patch, Path(sys.argv[1]))
-patch.setattr(routing._overrides, "_key", "CPU")
-patch.setattr("torch.cuda.device_count", lambda: 1)
-patch.setattr(native, "built", native.module)
+driver = tests.route(pytest.MonkeyPatch(), sys.argv[1])
 triton_gemm.enable()
 tests.known(driver)
 ops._by_cpp.register(("AutogradCPU", "CPU"), native.module())

@@ -23,12 +23,8 @@ from triton_gemm.selection import generation
 
 warnings.simplefilter("ignore")
 patch = pytest.MonkeyPatch()
-driver = fake_driver.install(patch, Path(sys.argv[1]))
-patch.setattr(native, "built", native.module)
-patch.setattr(routing._overrides, "_key", "CPU")
-patch.setattr("torch.cuda.device_count", lambda: 1)
-patch.setattr(plan.background, "enabled", lambda: False)
-patch.setattr(plan, "info_of", lambda _: fake_driver.HOPPER)
+driver = products.route(patch, sys.argv[1])
+fake_driver.plan_for_hopper(patch)
 # What a driver would launch with, and needs no Python: a function of libc that does nothing and returns 0.
 nothing = ctypes.cast(ctypes.CDLL(None).posix_spawnattr_destroy, ctypes.c_void_p).value
 A = B = products.A = products.B = products.OUT = torch.ones(64, 64, dtype=torch.bfloat16)

@@ -446,14 +446,20 @@ def test_neighbours_do_not_overlap() -> None:
     assert not made.overlap(first, last.T, middle[:, :2])
 
 
+def encoder(patch: pytest.MonkeyPatch, itemsize: int, name: str = "fill_tma_descriptor_tiled") -> tuple[Any, Any]:
+    """What encodes the tensor map of a kernel that was not compiled, by returning what it is given, and what describes
+    that map."""
+    utils = SimpleNamespace(**{name: lambda *arguments: arguments})
+    patch.setattr(compat.launching.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    meta = {"elem_type": 7, "swizzle": 3, "elem_size": itemsize, "block_size": [1, 64, 32]}
+    (encode,) = compat.tensor_maps(SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta])))
+    return encode, meta
+
+
 @pytest.mark.parametrize("name", ["fill_tma_descriptor_tiled", "fill_tma_descriptor"])
 def test_a_tensor_map_rounds_to_tf32_where_it_is_to(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By CUDA's element type 11, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, in the place of fp32's; Tritons have two names."""
-    utils = SimpleNamespace(**{name: lambda *arguments: arguments})
-    monkeypatch.setattr(compat.launching.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
-    meta = {"elem_type": 7, "swizzle": 3, "elem_size": 4, "block_size": [1, 64, 32]}
-    compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta]))
-    (encode,) = compat.tensor_maps(compiled)
+    encode, _ = encoder(monkeypatch, 4, name)
     for to_tf32, element in ((False, 7), (True, 11)):
         found = encode(4096, (1, 100, 40), (4000, 40, 1), to_tf32)
         assert found == (4096, 3, 4, element, [1, 64, 32], (1, 100, 40), (4000, 40, 1), 0)
@@ -461,11 +467,7 @@ def test_a_tensor_map_rounds_to_tf32_where_it_is_to(name: str, monkeypatch: pyte
 
 def test_a_tensor_map_s_copies_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer than the kernel's box, where CTAs share it, or more, where tiles are several of its boxes."""
-    utils = SimpleNamespace(fill_tma_descriptor_tiled=lambda *arguments: arguments)
-    monkeypatch.setattr(compat.launching.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
-    meta = {"elem_type": 7, "swizzle": 3, "elem_size": 2, "block_size": [1, 64, 32]}
-    compiled = SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta]))
-    (encode,) = compat.tensor_maps(compiled)
+    encode, meta = encoder(monkeypatch, 2)
     for rows, copied in ((None, 64), (16, 16), (168, 168)):
         found = encode(4096, (1, 100, 40), (4000, 40, 1), False, rows)
         assert found == (4096, 3, 2, 7, [1, copied, 32], (1, 100, 40), (4000, 40, 1), 0)

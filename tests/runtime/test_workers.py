@@ -258,25 +258,35 @@ def test_after_an_interruption_the_next_call_begins_anew(
     assert len(launched) == 16 * len(on_a_gpu.steps) and on_a_gpu.compiled
 
 
-@pytest.mark.parametrize("fails", [1, 2], ids=["memory", "counters"])
-def test_a_workspace_that_does_not_fit_leaves_the_one_before(fails: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's error comes through; the next call that fits works."""
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of the capture that is under way, or 0. Workspaces lie on the CPU, and there is none yet."""
+    number = [0]
     monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    empty, zeros, full = torch.empty, torch.zeros, [0]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: number[0] > 0)
+    monkeypatch.setattr(workspace, "capture_id", lambda _: number[0])
+    for name in ("empty", "zeros"):
+        make = getattr(torch, name)
+        on_the_cpu = lambda *size, device, make=make, **how: make(*size, device="cpu", **how)  # noqa: E731
+        monkeypatch.setattr(workspace.torch, name, on_the_cpu)
+    return number
 
-    def on_the_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def allocate(*size: Any, device: torch.device, **how: Any) -> torch.Tensor:
-            full[0] -= 1
-            if full[0] == 0:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            return make(*size, device="cpu", **how)
 
-        return allocate
+@pytest.mark.parametrize("fails", [1, 2], ids=["memory", "counters"])
+def test_a_workspace_that_does_not_fit_leaves_the_one_before(
+    fails: int, captures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's error comes through; the next call that fits works."""
+    full = [fails]
 
-    monkeypatch.setattr(workspace.torch, "empty", on_the_cpu(empty))
-    monkeypatch.setattr(workspace.torch, "zeros", on_the_cpu(zeros))
-    full[0] = fails
+    def allocate(make: Callable[..., torch.Tensor], *size: Any, **how: Any) -> torch.Tensor:
+        full[0] -= 1
+        if full[0] == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return make(*size, **how)
+
+    for name in ("empty", "zeros"):
+        monkeypatch.setattr(workspace.torch, name, functools.partial(allocate, getattr(torch, name)))
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         workspace.workspace(0, 7, 1 << 20)
     assert not workspace._workspaces
@@ -289,21 +299,12 @@ def test_a_workspace_that_does_not_fit_leaves_the_one_before(fails: int, monkeyp
     assert larger[0].numel() == 16 << 20 and larger[1] is small[1], "counters that a launch may still use are kept"
 
 
-def test_the_memory_of_captures_that_ended_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_captures_that_ended_is_given_up(captures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """By the next launch outside of one, not by those within others. Who follows hears of what is kept anew."""
-    monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
     monkeypatch.setattr(workspace, "_followers", [])
     heard: list[int] = []
     for _ in range(2):
         workspace.follow(heard.clear)
-    captures = [0]
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0] > 0)
-    monkeypatch.setattr(workspace, "capture_id", lambda _: captures[0])
-    for name in ("empty", "zeros"):
-        make = getattr(torch, name)
-        monkeypatch.setattr(
-            workspace.torch, name, lambda *size, device, make=make, **how: make(*size, device="cpu", **how)
-        )
     for captures[0], kept, changes in ((0, [0], True), (5, [0, 5], True), (6, [0, 5, 6], True), (0, [0], False)):
         heard.append(1)
         found = workspace.workspace(0, 7, 1 << 20)
@@ -311,17 +312,10 @@ def test_the_memory_of_captures_that_ended_is_given_up(monkeypatch: pytest.Monke
         assert workspace.is_of_stream(0, 7, found) == (captures[0] == 0)
 
 
-def test_the_per_thread_stream_is_another_in_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_per_thread_stream_is_another_in_each_thread(captures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which all have one handle; what is given up is not another thread's before it has been waited for."""
-    monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
     waited: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for name in ("empty", "zeros"):
-        make = getattr(torch, name)
-        monkeypatch.setattr(
-            workspace.torch, name, lambda *size, device, make=make, **how: make(*size, device="cpu", **how)
-        )
 
     def take() -> list[torch.Tensor]:
         found = workspace.workspace(0, workspace.PER_THREAD, 1 << 20)
@@ -335,18 +329,9 @@ def test_the_per_thread_stream_is_another_in_each_thread(monkeypatch: pytest.Mon
     assert workspace.workspace(0, 7, 1 << 20) is workspace.workspace(0, 7, 1 << 20)
 
 
-def test_nothing_is_kept_of_the_pool_of_graph_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_of_the_pool_of_graph_trees(captures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """In which Inductor warms up and captures on a stream of its own, and which it overwrites."""
-    monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
-    captures = [0]
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0] > 0)
-    monkeypatch.setattr(workspace, "capture_id", lambda _: captures[0])
     monkeypatch.setattr(workspace, "stream_of_graph_trees", lambda device: 7 if device == 0 else None)
-    for name in ("empty", "zeros"):
-        make = getattr(torch, name)
-        monkeypatch.setattr(
-            workspace.torch, name, lambda *size, device, make=make, **how: make(*size, device="cpu", **how)
-        )
     for captures[0] in (0, 5):
         memory, counters = workspace.workspace(0, 7, 1 << 20)
         assert memory.numel() == workspace.MINIMUM // 4 and int(counters.sum()) == 0

@@ -206,6 +206,13 @@ def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
     return driver
 
 
+def plan_for_hopper(patch: pytest.MonkeyPatch) -> None:
+    """Has calls on CPU tensors planned, too, without the background, and none yet."""
+    patch.setattr(plan, "PLANS", {})
+    patch.setattr(plan, "info_of", lambda _: HOPPER)
+    patch.setattr(plan.background, "enabled", lambda: False)
+
+
 def _encoders(kernel: Any) -> list[Callable[..., bytes]]:
     return [tensor_map for _ in kernel.metadata.tensordesc_meta or ()]
 
