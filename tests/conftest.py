@@ -25,10 +25,7 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--tier",
-        choices=("fast", "full", "rest"),
-        default="fast",
-        help="which tests run: tests/support/tiers.py",
+        "--tier", choices=("fast", "full", "rest"), default="fast", help="which tests run: tests/support/tiers.py"
     )
 
 

@@ -164,10 +164,7 @@ def test_what_is_not_measured_changes_with_what_is_like_it() -> None:
     true = planted(start)
     probed = [probe for probe in probes.probes(OTHER) if probe.problem.precision == "half"][:16]
     timed = [
-        fit.Timed(
-            probe.problem,
-            {way: true_us(probe.problem, way, true, 0.0) for way in probe.ways.values()},
-        )
+        fit.Timed(probe.problem, {way: true_us(probe.problem, way, true, 0.0) for way in probe.ways.values()})
         for probe in probed
     ]
     found = fit.fit(timed, start).model

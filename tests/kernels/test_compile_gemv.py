@@ -26,12 +26,7 @@ def arch(capability: Capability) -> str:
 
 
 def planned(
-    M: int,
-    size: tuple[int, int],
-    layout: str,
-    dtype: torch.dtype = torch.bfloat16,
-    pitch: int = 0,
-    **options: object,
+    M: int, size: tuple[int, int], layout: str, dtype: torch.dtype = torch.bfloat16, pitch: int = 0, **options: object
 ) -> tuple[GemmProblem, dict[str, torch.Tensor]]:
     """A problem, and operands for it that do not exist, the rows of A and B `pitch` elements longer than a multiple of
     16 if that is given; N bias values if there is a bias."""

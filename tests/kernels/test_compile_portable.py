@@ -122,11 +122,7 @@ CIRCUMSTANCES = {
 
 
 def compile_launch(
-    launch: Launch,
-    dtypes: dict[str, torch.dtype],
-    capability: Capability = HOPPER,
-    *,
-    programmatic: bool | None = None,
+    launch: Launch, dtypes: dict[str, torch.dtype], capability: Capability = HOPPER, *, programmatic: bool | None = None
 ) -> aot.Compiled:
     """As a plan launches it, programmatically from Hopper on, unless told otherwise."""
     if capability >= HOPPER if programmatic is None else programmatic:

@@ -71,13 +71,7 @@ def kernel() -> SimpleNamespace:
 
 
 def check(
-    case: Case,
-    config: TileConfig,
-    split_k: int,
-    module: SimpleNamespace,
-    times: int = 1,
-    *,
-    swapped: bool = False,
+    case: Case, config: TileConfig, split_k: int, module: SimpleNamespace, times: int = 1, *, swapped: bool = False
 ) -> None:
     operands = Operands(case, CPU)
     if operands.problem.has_beta and operands.problem.activation == "gelu":

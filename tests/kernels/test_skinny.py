@@ -13,15 +13,7 @@ from torch import Tensor
 
 from tests.support import planted_bugs
 from tests.support.gluon_on_cpu import run, simulated
-from tests.support.kernel_cases import (
-    CIRCUMSTANCES,
-    Case,
-    Operands,
-    blocks,
-    circumstance_along_k,
-    few_rows,
-    ids,
-)
+from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance_along_k, few_rows, ids
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.hardware.device_model import model_of

@@ -215,9 +215,7 @@ def every_form(config: TileConfig) -> set[Hashable]:
 
 @pytest.mark.few(shows=every_form)
 @pytest.mark.parametrize(
-    "config",
-    [*CLUSTERED, *(in_form(tile, form) for form in FORMS for tile in ((64, 96), (192, 128)))],
-    ids=ids,
+    "config", [*CLUSTERED, *(in_form(tile, form) for form in FORMS for tile in ((64, 96), (192, 128)))], ids=ids
 )
 def test_every_cluster(kernel: SimpleNamespace, config: TileConfig) -> None:
     """One to three consumers; with tiles that lie outside of C, fewer clusters than tiles, tiles cut along K, and fewer
@@ -995,10 +993,7 @@ def test_what_does_not_lie_along_k_is_copied_whole(kernel: SimpleNamespace, orde
     """Its rows in shared memory are along K."""
     problem = Operands(Case((24, 24, 256), orders), CPU).problem
     config = warp_specialised.Config(64, 64, 64, 4, 3)
-    assert rows_copied(kernel, problem, config) == (
-        0 if orders[0] == "t" else 32,
-        0 if orders[1] == "n" else 32,
-    )
+    assert rows_copied(kernel, problem, config) == (0 if orders[0] == "t" else 32, 0 if orders[1] == "n" else 32)
     check(Case((24, 24, 256), orders), config, Schedule(1), kernel)
 
 
@@ -1063,10 +1058,7 @@ BUGS_OF_BETA: dict[str, tuple[tuple[str, str], ...]] = {
     "next-loads-of-other-columns": (("n + (BUFFERS - 1) * config", "n + BUFFERS * config"),),
     "one-epilogue-tile-is-not-loaded": (("p - 1 + BUFFERS < EPI_TILES", "p + BUFFERS < EPI_TILES"),),
     "who-shares-loads-too": (
-        (
-            "            if owned:\n                load_f",
-            "            if True:\n                load_f",
-        ),
+        ("            if owned:\n                load_f", "            if True:\n                load_f"),
     ),
 }
 

@@ -258,10 +258,7 @@ def test_clusters_are_among_the_ways_and_in_the_file(tmp_path: Path) -> None:
     assert times.read(file).shapes == timed
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"columns": ["us"], "shapes": []}', "no shape"],
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"columns": ["us"], "shapes": []}', "no shape"])
 def test_another_file_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "other.json"
     file.write_text(text)

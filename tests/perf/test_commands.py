@@ -139,7 +139,7 @@ WITH_A_GPU: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
         ("--counters --tuning", "leave out --counters"),
         ("--counters --sizes 512 --quick", "--sizes, --quick would be ignored: --counters counts each rung at 4096"),
         ("--counters", "ncu is not on PATH"),
-    ],
+    ]
 }
 
 

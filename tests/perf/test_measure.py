@@ -77,9 +77,7 @@ def test_what_python_does_before_a_replay_is_not_in_its_time(idle: bool, monkeyp
 def test_a_call_is_estimated_behind_work_that_hides_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     event = SimpleNamespace(
-        record=lambda: order.append("event"),
-        synchronize=lambda: order.append("wait"),
-        elapsed_time=lambda end: 0.004,
+        record=lambda: order.append("event"), synchronize=lambda: order.append("wait"), elapsed_time=lambda end: 0.004
     )
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(timing, "occupy", lambda clocks: order.append("busy"))

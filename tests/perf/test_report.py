@@ -14,14 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf.ladder import (
-    prediction,
-    published,
-    rungs_and_twins,
-    static,
-    tasks,
-    views,
-)
+from perf.ladder import prediction, published, rungs_and_twins, static, tasks, views
 from perf.ladder import report as climb
 from perf.ladder.record import FILE, SECTIONS, Record, Result, Spread
 from perf.measure import environment
@@ -87,12 +80,7 @@ def test_a_committed_record_is_written_as_it_was_read(gpu: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        ('"time_ms"', '"time_s"'),
-        ('"hot": false', '"hot": "no"'),
-        ('"budget_s"', '"budget"'),
-        ('"mode"', '"class"'),
-    ],
+    [('"time_ms"', '"time_s"'), ('"hot": false', '"hot": "no"'), ('"budget_s"', '"budget"'), ('"mode"', '"class"')],
 )
 def test_what_is_no_record_is_not_read(old: str, new: str, record: Record) -> None:
     add_static_facts(record)

@@ -16,15 +16,7 @@ from matplotlib.colors import to_rgb
 from perf.bench import plots as bench_plots
 from perf.bench import tables as bench_tables
 from perf.common import formats, style
-from perf.ladder import (
-    autotuner,
-    curves,
-    plots,
-    published,
-    report_page,
-    tables,
-    views,
-)
+from perf.ladder import autotuner, curves, plots, published, report_page, tables, views
 from perf.ladder.record import FILE, Record, Result, Spread
 from perf.measure import environment
 from perf.measure.operands import Problem

@@ -84,11 +84,7 @@ def test_a_release_is_cut_and_built_twice_to_the_same_bytes(project: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [
-        ("0.1.0", "0.1.0 is not later"),
-        ("0.0.9", "0.0.9 is not later"),
-        ("next", "Invalid version: 'next'"),
-    ],
+    [("0.1.0", "0.1.0 is not later"), ("0.0.9", "0.0.9 is not later"), ("next", "Invalid version: 'next'")],
 )
 def test_a_version_that_cannot_be_is_refused(version: str, words: str, project: Path) -> None:
     done = release(project, version)

@@ -224,10 +224,7 @@ def test_layers_that_libraries_have_changed_are_prepared() -> None:
 
     parametrized = parametrize.register_parametrization(linear(96, 64), "weight", Noted(), unsafe=True)
     computed.clear()
-    others = (
-        parametrizations.weight_norm(linear(96, 64)),
-        prune.identity(linear(96, 64), "weight"),
-    )
+    others = (parametrizations.weight_norm(linear(96, 64)), prune.identity(linear(96, 64), "weight"))
     for layer in (parametrized, *others, with_weight(torch.empty(96, 64, dtype=BF16), Packed)):
         left_out: list[str] = []
         assert list(preparation.problems_of(layer, 1, BF16, False, left_out)) == [linear_problem(1, 96, 64, bias="n")]

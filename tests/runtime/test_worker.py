@@ -110,10 +110,7 @@ def test_what_a_worker_compiles_is_found_in_the_cache(tmp_path: Path, monkeypatc
     launches = launches_on(HOPPER, problem, way)
     operands = operands_of(problem, launches)
     monkeypatch.delenv("TRITON_INTERPRET")
-    with (
-        compat.compiling_for((9, 0), tmp_path / "cache"),
-        compat.compilations(lambda _, there: found.append(there)),
-    ):
+    with compat.compiling_for((9, 0), tmp_path / "cache"), compat.compilations(lambda _, there: found.append(there)):
         for launch in launches:
             launch.kernel.device_caches.pop("sm_90", None)
             compiled(launch, operands, SCALARS)

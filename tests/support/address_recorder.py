@@ -315,14 +315,7 @@ class Draw(random.Random):
         return self.near(block) if self.random() < 0.9 else LONGEST
 
     def matrices(
-        self,
-        batch: int | None,
-        rows: int,
-        columns: int,
-        dtype: torch.dtype,
-        *,
-        result: bool = False,
-        order: str = "",
+        self, batch: int | None, rows: int, columns: int, dtype: torch.dtype, *, result: bool = False, order: str = ""
     ) -> Tensor:
         """[(batch,) rows, columns] on meta: row- or column-major or with no stride of 1, rows after one another or far
         apart, on a boundary of 16 bytes or not, matrices between one another's rows or all the same one. order: "n"

@@ -796,10 +796,7 @@ EFFECTS: dict[str, Callable[..., None]] = {
 }
 
 
-PTX = {
-    "fma.rn.f32": lambda a, b, c: (a.double() * b.double() + c.double()).float(),
-    "mul.rn.f32": lambda a, b: a * b,
-}
+PTX = {"fma.rn.f32": lambda a, b, c: (a.double() * b.double() + c.double()).float(), "mul.rn.f32": lambda a, b: a * b}
 
 
 def inline_asm_elementwise(

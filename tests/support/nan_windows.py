@@ -155,10 +155,7 @@ def chosen(given: argparse.Namespace) -> Iterator[list[Call]]:
         problems = shared(circumstances(), given.share)
         for offset in OFFSETS:
             memory = Separate(DEVICE)
-            yield [
-                *calls(memory, device, problems, offset),
-                *(by_rungs(memory, device, offset) if first else ()),
-            ]
+            yield [*calls(memory, device, problems, offset), *(by_rungs(memory, device, offset) if first else ())]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -194,11 +194,7 @@ def error_within_bound(
 
 
 def integers_exact(
-    product: Product,
-    size: tuple[int, int, int],
-    view: View = VIEWS["nn"],
-    alpha: float = 1.0,
-    beta: float = 0.0,
+    product: Product, size: tuple[int, int, int], view: View = VIEWS["nn"], alpha: float = 1.0, beta: float = 0.0
 ) -> None:
     """Sums of small integers are exact, and rounded once, to nearest even, when they are stored."""
     a, b, c0 = operands(product, size, "integers", expanded=view.expanded)
@@ -255,12 +251,7 @@ Check = Callable[[Product, tuple[int, int, int]], None]
 # What is asked once, on one size: the sizes and views are the error's and the integers'.
 RULES: dict[str, Check] = {
     check.__name__: check
-    for check in (
-        a_nan_stays_in_its_row,
-        alpha_zero_reads_no_operand,
-        beta_zero_does_not_read_c,
-        copies_are_exact,
-    )
+    for check in (a_nan_stays_in_its_row, alpha_zero_reads_no_operand, beta_zero_does_not_read_c, copies_are_exact)
 }
 
 

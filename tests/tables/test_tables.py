@@ -19,17 +19,7 @@ from hypothesis import strategies as st
 
 from tests.support import table_fakes
 from tests.support.processes import printed
-from tests.support.table_fakes import (
-    HOPPER,
-    another,
-    chosen,
-    entries,
-    found,
-    problem_of,
-    problems,
-    store,
-    table_in,
-)
+from tests.support.table_fakes import HOPPER, another, chosen, entries, found, problem_of, problems, store, table_in
 from triton_gemm import kernels, tables
 from triton_gemm.calibration import kept
 from triton_gemm.hardware import nvml

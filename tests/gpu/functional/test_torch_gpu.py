@@ -89,7 +89,7 @@ def test_out_dtype_is_torchs(dtype: torch.dtype) -> None:
     for input_dtype in (dtype, FLOAT):
         input = random(3, 200, 90, dtype=input_dtype)
         calls: list[tuple[str, tuple[torch.Tensor, ...]]] = [
-            *(("mm", (a[0], b[0])), ("bmm", (a, b)), ("addmm", (input[0], a[0], b[0])), ("baddbmm", (input, a, b))),
+            *(("mm", (a[0], b[0])), ("bmm", (a, b)), ("addmm", (input[0], a[0], b[0])), ("baddbmm", (input, a, b)))
         ]
         for name, arguments in calls:
             ours, theirs = (f(*arguments, out_dtype=FLOAT) for f in (getattr(triton_gemm, name), torchs(name)))

@@ -9,17 +9,7 @@ import pytest
 import torch
 
 from tests.support import kernel_cases
-from tests.support.kernel_cases import (
-    CIRCUMSTANCES,
-    Case,
-    blocks,
-    circumstance,
-    ids,
-    of_bytes,
-    reduced,
-    splits,
-    wholes,
-)
+from tests.support.kernel_cases import CIRCUMSTANCES, Case, blocks, circumstance, ids, of_bytes, reduced, splits, wholes
 from tests.support.product_checks import NAN, fp32_precision
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.compat import CLUSTERS

@@ -52,10 +52,7 @@ def skip_unless_claimed(rung: Rung) -> None:
 
 
 def product_of(
-    rung: Rung,
-    dtype: torch.dtype | None = None,
-    out_dtype: torch.dtype | None = None,
-    config: GemmConfig | None = None,
+    rung: Rung, dtype: torch.dtype | None = None, out_dtype: torch.dtype | None = None, config: GemmConfig | None = None
 ) -> Product:
     """The rung with `config`, or the first that this GPU can take with and without beta C."""
     skip_unless_claimed(rung)

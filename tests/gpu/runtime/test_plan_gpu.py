@@ -429,13 +429,7 @@ def test_memory_stays_bounded_over_many_addresses() -> None:
 
 # --- Without waiting, copying or growing ---
 
-WARM = {
-    "split": SPLIT,
-    "plain": PLAIN,
-    "gemv": (1, 1024, 4096),
-    "skinny": (4096, 1, 4096),
-    "portable": (60, 63, 65),
-}
+WARM = {"split": SPLIT, "plain": PLAIN, "gemv": (1, 1024, 4096), "skinny": (4096, 1, 4096), "portable": (60, 63, 65)}
 
 
 @pytest.mark.parametrize("size", WARM.values(), ids=WARM)

@@ -89,8 +89,7 @@ def unlike(members: list[Selection], count: int) -> list[Selection]:
     rest = [x for x in members if x not in chosen]
     while rest and len(chosen) < count:
         farthest = max(
-            rest,
-            key=lambda x: min(sum(p != q for p, q in zip(traits(x), traits(y), strict=True)) for y in chosen),
+            rest, key=lambda x: min(sum(p != q for p, q in zip(traits(x), traits(y), strict=True)) for y in chosen)
         )
         chosen.append(farthest)
         rest.remove(farthest)

@@ -229,10 +229,7 @@ def without(*left_out: int) -> Callable[..., tuple[Any, ...]]:
     return lambda *given: tuple(x for i, x in enumerate(key_of(*given)) if i not in left_out)
 
 
-KEYS = {
-    "strides-not-in-the-key": without(7, 8),
-    "fp32-setting-not-in-the-key": without(3),
-}
+KEYS = {"strides-not-in-the-key": without(7, 8), "fp32-setting-not-in-the-key": without(3)}
 
 
 def found(monkeypatch: pytest.MonkeyPatch, run: Run) -> str | None:

@@ -254,27 +254,12 @@ def test_forward_differentiation_is_refused() -> None:
 
 X, UP, ENDS_OF_2 = torch.ones(4, 8), torch.ones(2, 8, 6), torch.tensor([2, 4], dtype=torch.int32)
 MISTAKES = {
-    "no gate": (
-        (X, UP),
-        {"gate": None},
-        ValueError,
-        r"takes two weights, \[G, K, N\] each: mat_b and gate, and",
-    ),
+    "no gate": ((X, UP), {"gate": None}, ValueError, r"takes two weights, \[G, K, N\] each: mat_b and gate, and"),
     "no activation": ((X, UP), {"activation": None}, ValueError, "activation must be one of swiglu, geglu, .*not None"),
     "another activation": ((X, UP), {"activation": "silu"}, ValueError, "must be one of swiglu"),
     "fewer": ((X, UP), {"gate": UP[:1]}, RuntimeError, r"mat_b float32\[2, 8, 6\], gate float32\[1, 8, 6\]"),
-    "other columns": (
-        (X, UP),
-        {"gate": UP[..., :5]},
-        RuntimeError,
-        r"mat_b .*\[2, 8, 6\], gate float32\[2, 8, 5\]",
-    ),
-    "another length": (
-        (X[:, :7], UP),
-        {},
-        RuntimeError,
-        r"mat_a float32\[4, 7\], mat_b .*, gate float32\[2, 8, 6\]",
-    ),
+    "other columns": ((X, UP), {"gate": UP[..., :5]}, RuntimeError, r"mat_b .*\[2, 8, 6\], gate float32\[2, 8, 5\]"),
+    "another length": ((X[:, :7], UP), {}, RuntimeError, r"mat_a float32\[4, 7\], mat_b .*, gate float32\[2, 8, 6\]"),
     "dtypes": ((X, UP), {"gate": UP.half()}, RuntimeError, r"all of one dtype; .*gate float16\[2, 8, 6\]"),
     "groups of columns": ((UP.mT, X.T), {"gate": UP.mT}, RuntimeError, r"mat_a is \[M, K\].*mat_b float32\[8, 4\]"),
     "groups of K": ((X, X.T), {"gate": X.T}, RuntimeError, r"mat_b and gate are \[G, K, N\].*gate float32\[8, 4\]"),

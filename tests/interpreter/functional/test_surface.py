@@ -17,15 +17,7 @@ import triton_gemm
 from tests.support.epilogue_truth import activated
 from tests.support.product_checks import NAN
 from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_product, draw
-from tests.support.wrong_products import (
-    FACTORS,
-    OF_PRODUCTS,
-    assert_same_words,
-    ones,
-    torchs,
-    with_nested,
-    words,
-)
+from tests.support.wrong_products import FACTORS, OF_PRODUCTS, assert_same_words, ones, torchs, with_nested, words
 from triton_gemm.functional import ops, rules
 from triton_gemm.kernels import portable
 from triton_gemm.problem import ACTIVATIONS
@@ -93,14 +85,7 @@ def test_mm_bmm_and_mv(dtype: torch.dtype) -> None:
     assert_product(triton_gemm.mv(a[0], b[0, :, 0]), a[0], b[0, :, 0])
 
 
-ADDED = {
-    "number": (),
-    "one": (1, 1),
-    "row": (9,),
-    "row of a matrix": (1, 9),
-    "column": (20, 1),
-    "matrix": (20, 9),
-}
+ADDED = {"number": (), "one": (1, 1), "row": (9,), "row of a matrix": (1, 9), "column": (20, 1), "matrix": (20, 9)}
 SCALARS = [(1, 1), (0.5, -2), (2, 0), (0, 1), (0, 0)]
 
 

@@ -22,15 +22,7 @@ from tests.support.epilogue_truth import activated
 from tests.support.kernel_cases import Case, Operands
 from tests.support.kernel_mutants import kernels_with
 from tests.support.numerics import error_bound, mode_of, reference
-from tests.support.product_checks import (
-    NAN,
-    VIEWS,
-    Product,
-    battery,
-    integers_exact,
-    nearest_tf32,
-    same_bits,
-)
+from tests.support.product_checks import NAN, VIEWS, Product, battery, integers_exact, nearest_tf32, same_bits
 from triton_gemm import kernels
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
