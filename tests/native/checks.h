@@ -26,11 +26,24 @@
     std::_Exit(1);                                                                \
   } while (false)
 
-#define RUN(check)                        \
-  do {                                    \
-    std::fprintf(stderr, "%s\n", #check); \
-    check();                              \
-  } while (false)
+// Checks of a program, which run one after another.
+struct Named {
+  const char* name;
+  void (*run)();
+};
+inline std::vector<Named> tests;
+
+#define TEST(name)                                                                      \
+  void name();                                                                          \
+  [[maybe_unused]] const bool name##_is_known = (tests.push_back({#name, name}), true); \
+  void name()
+
+int main() {
+  for (const Named& test : tests) {
+    std::fprintf(stderr, "%s\n", test.name);
+    test.run();
+  }
+}
 
 // Runs this in so many threads at once, each with its number.
 template <typename Body>

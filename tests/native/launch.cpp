@@ -79,7 +79,7 @@ void launch_once(const Step& step, const std::vector<uint64_t>& addresses, doubl
   launch(step, driver, stream, 3, addresses.data(), alpha);
 }
 
-void parameters_are_the_call_s() {
+TEST(parameters_are_the_call_s) {
   Step step = step_of(48, {0, 8, 16, 24, 32, 40});
   step.addresses = {{0, 2}, {8, 0}, {40, 1}};
   step.alphas = {{16, 4}, {24, 8}};
@@ -97,7 +97,7 @@ void parameters_are_the_call_s() {
   look = nullptr;
 }
 
-void a_step_is_not_changed_by_its_launch() {
+TEST(a_step_is_not_changed_by_its_launch) {
   Step step = step_of(16, {0, 8});
   step.addresses = {{0, 0}};
   step.alphas = {{8, 8}};
@@ -106,7 +106,7 @@ void a_step_is_not_changed_by_its_launch() {
   CHECK(step.bytes == before && step.config.hStream == nullptr && step.config.attrs == nullptr);
 }
 
-void the_configuration_is_the_step_s_and_the_stream_the_call_s() {
+TEST(the_configuration_is_the_step_s_and_the_stream_the_call_s) {
   Step step = step_of(8, {0});
   step.config.gridDimX = 5, step.config.gridDimY = 6, step.config.gridDimZ = 7;
   step.config.blockDimX = 128, step.config.blockDimY = step.config.blockDimZ = 1;
@@ -118,7 +118,7 @@ void the_configuration_is_the_step_s_and_the_stream_the_call_s() {
   CHECK(seen[0].attributes.empty());
 }
 
-void attributes_are_those_that_were_set() {
+TEST(attributes_are_those_that_were_set) {
   std::vector<Step> steps(1, step_of(8, {0}));
   steps[0].set_programmatic();
   steps[0].set_cooperative();
@@ -140,7 +140,7 @@ void attributes_are_those_that_were_set() {
   CHECK(seen.at(0).attributes.size() == 1);
 }
 
-void what_the_driver_says_is_thrown_in_triton_s_words() {
+TEST(what_the_driver_says_is_thrown_in_triton_s_words) {
   const Step step = step_of(8, {0});
   answers = {CUDA_ERROR_ILLEGAL_ADDRESS};
   CHECK_THROWS(launch_once(step, {}, 1), std::runtime_error, "Triton Error [CUDA]: an illegal address");
@@ -149,7 +149,7 @@ void what_the_driver_says_is_thrown_in_triton_s_words() {
   CHECK_THROWS(launch_once(step, {}, 1), std::runtime_error, "Triton Error [CUDA]: unknown error");
 }
 
-void a_thread_without_a_context_gets_one() {
+TEST(a_thread_without_a_context_gets_one) {
   const Step step = step_of(8, {0});
   answers = {CUDA_ERROR_INVALID_CONTEXT};
   launch_once(step, {}, 1);
@@ -172,7 +172,7 @@ bool fits(const std::function<void(Step&)>& change, int given = 2) {
   }
 }
 
-void parameters_outside_are_refused() {
+TEST(parameters_outside_are_refused) {
   CHECK(fits([](Step&) {}) && fits([](Step&) {}, kMaxAddresses) && !fits([](Step&) {}, kMaxAddresses + 1));
   for (const auto& [offset, is_right] : {std::pair{-1, false}, {0, true}, {255, true}, {256, false}})
     CHECK(fits([&](Step& step) { step.offsets.push_back(offset); }) == is_right);
@@ -195,7 +195,7 @@ void parameters_outside_are_refused() {
   CHECK(!fits([](Step& step) { step.offsets.resize(kMaxParameters + 1); }));
 }
 
-void a_launch_has_the_maps_of_its_addresses() {
+TEST(a_launch_has_the_maps_of_its_addresses) {
   Step step = step_of(320, {0, 128, 256});
   step.maps = {{0, 1}, {128, 0}};
   step.addresses = {{256, 1}};
@@ -228,7 +228,7 @@ uint64_t found_in(const Workspaces& workspaces, int device, CUstream of, uint64_
   return found ? found->addresses[0] : 0;
 }
 
-void a_workspace_is_its_stream_s_on_its_device() {
+TEST(a_workspace_is_its_stream_s_on_its_device) {
   Workspaces workspaces;
   const auto other = reinterpret_cast<CUstream>(0x58);
   workspaces.keep(0, stream, workspace_of(100, 8));
@@ -243,7 +243,7 @@ void a_workspace_is_its_stream_s_on_its_device() {
   CHECK(found_in(workspaces, 0, stream, 0) == 0 && found_in(workspaces, 1, stream, 0) == 0);
 }
 
-void a_captured_stream_has_none() {
+TEST(a_captured_stream_has_none) {
   Workspaces workspaces;
   for (const uintptr_t number : {1, 2}) {
     const auto captured = reinterpret_cast<CUstream>(number);
@@ -253,7 +253,7 @@ void a_captured_stream_has_none() {
 }
 
 // Memory may be freed by what needs a lock of others, and then looks here.
-void memory_ends_without_the_lock() {
+TEST(memory_ends_without_the_lock) {
   Workspaces workspaces;
   int ended = 0;
   const auto owner = [&] {
@@ -274,7 +274,7 @@ void memory_ends_without_the_lock() {
   CHECK(ended == 3);
 }
 
-void threads_share_workspaces() {
+TEST(threads_share_workspaces) {
   Workspaces workspaces;
   in_threads(6, [&](int thread) {
     const auto mine = reinterpret_cast<CUstream>(static_cast<uintptr_t>(16 + thread % 3));
@@ -290,19 +290,3 @@ void threads_share_workspaces() {
 
 }  // namespace
 }  // namespace triton_gemm
-
-int main() {
-  using namespace triton_gemm;
-  RUN(parameters_are_the_call_s);
-  RUN(a_step_is_not_changed_by_its_launch);
-  RUN(the_configuration_is_the_step_s_and_the_stream_the_call_s);
-  RUN(attributes_are_those_that_were_set);
-  RUN(what_the_driver_says_is_thrown_in_triton_s_words);
-  RUN(a_thread_without_a_context_gets_one);
-  RUN(parameters_outside_are_refused);
-  RUN(a_launch_has_the_maps_of_its_addresses);
-  RUN(a_workspace_is_its_stream_s_on_its_device);
-  RUN(a_captured_stream_has_none);
-  RUN(memory_ends_without_the_lock);
-  RUN(threads_share_workspaces);
-}

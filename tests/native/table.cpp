@@ -32,7 +32,7 @@ uint64_t number_at(const Table& table, const Key& key) {  // 0: there is none
   return found == nullptr ? 0 : found->extents[0];
 }
 
-void equal_words_are_one_key() {
+TEST(equal_words_are_one_key) {
   Table table(8);
   CHECK(table.empty() && table.find(key_of({1, 2, 3})) == nullptr);
   table.keep(key_of({1, 2, 3}), entry_of(7));
@@ -47,7 +47,7 @@ void equal_words_are_one_key() {
   CHECK(number_at(table, longer) == 7);
 }
 
-void every_word_and_its_place_change_the_hash() {
+TEST(every_word_and_its_place_change_the_hash) {
   const Key zeros = key_of(std::vector<int64_t>(20, 0));
   for (size_t place = 0; place < 20; ++place)
     for (int bit = 0; bit < 64; ++bit) {
@@ -58,7 +58,7 @@ void every_word_and_its_place_change_the_hash() {
   CHECK(key_of({1, 2}).hash != key_of({2, 1}).hash);
 }
 
-void equal_hashes_are_told_apart() {
+TEST(equal_hashes_are_told_apart) {
   Table table(3);
   std::vector<Key> keys;
   for (int64_t i = 0; i < 5; ++i) {
@@ -72,7 +72,7 @@ void equal_hashes_are_told_apart() {
   for (size_t i = 0; i < 5; ++i) CHECK(number_at(table, keys[i]) == (i < 2 ? 0 : i + 1));
 }
 
-void a_key_that_is_full_is_nobody_s() {
+TEST(a_key_that_is_full_is_nobody_s) {
   Table table(4);
   const Key most = key_of(std::vector<int64_t>(kMaxWords, 1)),
             more = key_of(std::vector<int64_t>(kMaxWords + 1, 1));
@@ -82,7 +82,7 @@ void a_key_that_is_full_is_nobody_s() {
   CHECK(number_at(table, most) == 1 && number_at(table, more) == 0);
 }
 
-void the_oldest_is_given_up() {
+TEST(the_oldest_is_given_up) {
   Table table(3);
   for (int round = 0; round < 3; ++round) {
     for (int64_t i = 1; i <= 5; ++i) table.keep(key_of({i}), entry_of(i));
@@ -94,7 +94,7 @@ void the_oldest_is_given_up() {
   }
 }
 
-void what_is_kept_again_is_the_newest() {
+TEST(what_is_kept_again_is_the_newest) {
   Table table(3);
   for (int64_t i = 1; i <= 2; ++i) table.keep(key_of({i}), entry_of(i));
   table.keep(key_of({1}), entry_of(10));
@@ -104,7 +104,7 @@ void what_is_kept_again_is_the_newest() {
 }
 
 // An entry's end may run Python, which may call the table.
-void entries_end_without_the_lock() {
+TEST(entries_end_without_the_lock) {
   Table table(2);
   int ended = 0;
   const auto make = [&](uint64_t number) {
@@ -123,7 +123,7 @@ void entries_end_without_the_lock() {
   CHECK(ended == 4);
 }
 
-void an_entry_outlives_its_place_while_it_runs() {
+TEST(an_entry_outlives_its_place_while_it_runs) {
   Table table(1);
   std::atomic<int> ended = 0;
   table.keep(key_of({1}), entry_of(1, [&] { ++ended; }));
@@ -144,7 +144,7 @@ void an_entry_outlives_its_place_while_it_runs() {
   CHECK(ended == 1);
 }
 
-void threads_find_what_is_theirs() {
+TEST(threads_find_what_is_theirs) {
   Table table(16);
   std::atomic<int> alive = 0;
   in_threads(6, [&](int thread) {
@@ -189,7 +189,7 @@ void finds_nothing(Table& of_parent) {
   CHECK(number_at(own, key_of({3})) == 3);
 }
 
-void a_forked_child_has_tables_of_its_own() {
+TEST(a_forked_child_has_tables_of_its_own) {
   Table table(2);
   table.keep(key_of({1}), entry_of(1));
   CHECK(in_child(finds_nothing, table) == 0);
@@ -203,7 +203,8 @@ void a_forked_child_has_tables_of_its_own() {
   CHECK(number_at(table, key_of({1})) == 1);
 }
 
-[[maybe_unused]] void a_child_waits_for_no_thread_of_its_parent() {
+#ifndef __SANITIZE_ADDRESS__  // whose allocator may hold a lock across a fork, for which the child would wait
+TEST(a_child_waits_for_no_thread_of_its_parent) {
   Table table(2);
   std::atomic<bool> ends = false;
   std::thread keeper([&] {
@@ -214,23 +215,7 @@ void a_forked_child_has_tables_of_its_own() {
   ends = true;
   keeper.join();
 }
+#endif
 
 }  // namespace
 }  // namespace triton_gemm
-
-int main() {
-  using namespace triton_gemm;
-  RUN(equal_words_are_one_key);
-  RUN(every_word_and_its_place_change_the_hash);
-  RUN(equal_hashes_are_told_apart);
-  RUN(a_key_that_is_full_is_nobody_s);
-  RUN(the_oldest_is_given_up);
-  RUN(what_is_kept_again_is_the_newest);
-  RUN(entries_end_without_the_lock);
-  RUN(an_entry_outlives_its_place_while_it_runs);
-  RUN(threads_find_what_is_theirs);
-  RUN(a_forked_child_has_tables_of_its_own);
-#ifndef __SANITIZE_ADDRESS__  // whose allocator may hold a lock across a fork, for which the child would wait
-  RUN(a_child_waits_for_no_thread_of_its_parent);
-#endif
-}
