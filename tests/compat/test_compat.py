@@ -10,7 +10,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ SCALARS = {"alpha": 1.0, "beta": 0.0}
 HOPPER = device_of_capability((9, 0))
 
 
-def _watched() -> None:
+def _must_dispatch() -> None:
     assert not compat.must_dispatch()
     with TorchDispatchMode():
         assert compat.must_dispatch()
@@ -56,7 +56,7 @@ def _watched() -> None:
     assert seen == [seen[0]] and seen[0]
 
 
-def _overriding() -> None:
+def _override_functions() -> None:
     class Plain(torch.Tensor):
         pass
 
@@ -114,7 +114,7 @@ def _grad_enabled() -> None:
     assert torch.compile(lambda x: x + compat.grad_enabled(), fullgraph=True, backend="eager")(torch.ones(1)) == 2
 
 
-def _wrapper() -> None:
+def _is_wrapper() -> None:
     assert not compat.is_wrapper(torch.ones(2))
     seen: list[bool] = []
     torch.vmap(lambda x: seen.append(compat.is_wrapper(x)) or x)(torch.ones(2))
@@ -124,12 +124,12 @@ def _wrapper() -> None:
     assert compat.is_wrapper(torch._efficientzerotensor(2))
 
 
-def _overlap() -> None:
+def _overlaps_itself() -> None:
     assert compat.overlaps_itself(torch.ones(1).expand(3))
     assert not compat.overlaps_itself(torch.ones(3))
 
 
-def _forked() -> None:
+def _free_in_children() -> None:
     for kind in (threading.Lock, threading.RLock):
         lock, end = compat.free_in_children(kind()), threading.Event()
         holder = threading.Thread(target=lambda lock=lock, end=end: lock.acquire() and end.wait() and lock.release())
@@ -188,7 +188,7 @@ def _single_level() -> None:
     assert x.grad == 12
 
 
-def _transform() -> None:
+def _in_transform() -> None:
     seen = []
     torch.func.vmap(lambda x: seen.append(bool(compat.in_transform())) or x)(torch.ones(2))
     assert seen == [True] and not compat.in_transform()
@@ -211,7 +211,7 @@ def _sizes() -> None:
     assert seen == [(True, False, False)] * 2
 
 
-def _graph_trees() -> None:
+def _stream_of_graph_trees() -> None:
     from torch._inductor import cudagraph_trees
 
     assert compat.stream_of_graph_trees(0) is None
@@ -282,7 +282,7 @@ def _backward() -> None:
     assert seen == ["started"]
 
 
-def _versions() -> None:
+def _increment_versions() -> None:
     """Of several tensors, as autograd.graph.increment_version counts."""
     x, y = torch.ones(1), torch.ones(1)
     compat.increment_versions((x, y))
@@ -310,11 +310,11 @@ assert seen == [False] and len(traced) == 2, (seen, traced)
 """
 
 
-def _hidden() -> None:
+def _hide_from_dynamo() -> None:
     printed(HIDDEN)
 
 
-def _decisions() -> None:
+def _share_sharding_decisions() -> None:
     import torch.distributed.tensor
 
     sharding.register()
@@ -512,7 +512,7 @@ assert not seen
 """
 
 
-def _offer() -> None:
+def _offer_to_inductor() -> None:
     printed(OFFER)
 
 
@@ -646,70 +646,29 @@ def _products() -> None:
     assert torch.equal(out, (a @ b).bfloat16())
 
 
-NATIVE = ("cxx_compiler", "import_native", "native_commands", "native_key", "native_refused", "set_up_native")
-USES: dict[str, Callable[[], None]] = {
-    "library_of": _library_of,
-    "before_withdrawal": _library_of,
-    "Autotuner": _autotuner,
-    "CLUSTERS": _clusters,
-    "LAUNCHERS_OF_KERNELS": _build_launcher,
-    "LAUNCHER_NAMES_DRIVER": _build_launcher,
-    "TESTED": _tested,
-    "build_launcher": _build_launcher,
-    "c_compiler": _build_launcher,
-    "cache_folder": _caches,
-    "caching_in": _caches,
-    "compilations": _elsewhere,
-    "compiling_for": _elsewhere,
-    "Compiling": _elsewhere,
-    "compiling": _elsewhere,
-    "from_cache": _from_cache,
-    "aggregate": _aggregate,
-    "JITFunction": _capture,
-    "SingleLevelFunction": _single_level,
-    "below_autograd": _below_autograd,
-    "compile_kernel": _capture,
-    "current_device": _devices,
-    "current_stream": _devices,
-    "decorating": _decorating,
-    "differ": _sizes,
-    "differentiates_forward": _forward,
-    "dual": _forward,
-    "forward_grad_enabled": _forward,
-    "grad_enabled": _grad_enabled,
-    "forget_compiled": _elsewhere,
-    "free_in_children": _forked,
-    "context_of_backward": _backward,
-    "backward_here": _backward,
-    "hash_triton": _hash_triton,
-    "hash_triton_in_background": _hash_triton,
-    "set_triton_hash": _set_triton_hash,
-    "hide_from_dynamo": _hidden,
-    "increment_versions": _versions,
-    "may_differ": _sizes,
-    "interpreting": _interpreting,
-    "must_dispatch": _watched,
-    "override_functions": _overriding,
-    "int_mm": _products,
-    "scaled_mm": _products,
-    "in_transform": _transform,
-    "is_wrapper": _wrapper,
-    "launcher": _launcher,
-    "left_out": _launcher,
-    **dict.fromkeys(("bytes_of", "driver_launch", "takes"), _driver_launch),
-    **dict.fromkeys(NATIVE, _extension),
-    "loading": _launcher,
-    "occupy": _devices,
-    "offer_to_inductor": _offer,
-    "overlaps_itself": _overlap,
-    "share_sharding_decisions": _decisions,
-    "single_level_autograd": _single_level,
-    "stream_of_graph_trees": _graph_trees,
-    "tensor_map_parameter": _tensor_map_parameter,
-    "tensor_maps": _tensor_maps,
-    "watching": _watching,
-    "withdraw": _withdraw,
+# Each check tries what of `compat` it is named after, or these.
+TRIES = {
+    "_library_of": "library_of before_withdrawal",
+    "_autotuner": "Autotuner",
+    "_clusters": "CLUSTERS",
+    "_tested": "TESTED",
+    "_build_launcher": "build_launcher c_compiler LAUNCHERS_OF_KERNELS LAUNCHER_NAMES_DRIVER",
+    "_caches": "cache_folder caching_in",
+    "_elsewhere": "compilations compiling_for Compiling compiling forget_compiled",
+    "_capture": "JITFunction compile_kernel",
+    "_single_level": "SingleLevelFunction single_level_autograd",
+    "_devices": "current_device current_stream occupy",
+    "_sizes": "differ may_differ",
+    "_forward": "differentiates_forward dual forward_grad_enabled",
+    "_backward": "context_of_backward backward_here",
+    "_hash_triton": "hash_triton hash_triton_in_background",
+    "_products": "int_mm scaled_mm",
+    "_launcher": "launcher left_out loading",
+    "_driver_launch": "driver_launch bytes_of takes",
+    "_extension": "cxx_compiler import_native native_commands native_key native_refused set_up_native",
 }
+CHECKS = {name: check for name, check in globals().items() if name[0] == "_" and inspect.isfunction(check)}
+USES = {use for name in CHECKS for use in TRIES.get(name, name[1:]).split()}
 # Public names of Gluon that 3.9 changed, and device functions: every kernel's tests use them.
 PUBLIC = {
     *("INTERPRETED", "TENSOR_MAP", "TFLOAT32", "async_load", "reinterpret", "tma_load", "tma_store"),
@@ -727,12 +686,13 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
-def test_each_use_works(use: str) -> None:
+@pytest.mark.parametrize("name", CHECKS)
+def test_each_use_works(name: str) -> None:
     try:
-        USES[use]()
+        CHECKS[name]()
     except Exception as error:
-        pytest.fail(f"compat.{use} does not work with {VERSIONS}: {type(error).__name__}: {error}")
+        uses = TRIES.get(name, name[1:])
+        pytest.fail(f"compat.{uses} does not work with {VERSIONS}: {type(error).__name__}: {error}")
 
 
 def test_each_use_is_tried() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -235,56 +236,31 @@ def test_batch_invariance_and_a_residual() -> None:
 
 
 X, UP = torch.ones(4, 8), torch.ones(6, 8)
-MISTAKES = {
-    "no gate": (
-        lambda: triton_gemm.linear(X, UP, activation="swiglu"),
-        ValueError,
-        "weight and gate, and gate is missing",
-    ),
+MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no gate": ({"gate": None}, ValueError, "weight and gate, and gate is missing"),
     "no gate but its bias": (
-        lambda: triton_gemm.linear(X, UP, gate_bias=X[0]),
-        ValueError,
+        *({"gate": None, "activation": None, "gate_bias": X[0]}, ValueError),
         "gate_bias is given without gate",
     ),
     "no activation": (
-        lambda: triton_gemm.linear(X, UP, gate=UP),
-        ValueError,
+        *({"activation": None}, ValueError),
         "activation must be one of swiglu, geglu, geglu_tanh, reglu, not None",
     ),
-    "another activation": (
-        lambda: triton_gemm.linear(X, UP, None, "silu", gate=UP),
-        ValueError,
-        "must be one of swiglu",
-    ),
+    "another activation": ({"activation": "silu"}, ValueError, "activation must be one of swiglu"),
     "other rows": (
-        lambda: triton_gemm.linear(X, UP, None, "swiglu", gate=UP[:5]),
-        RuntimeError,
+        *({"gate": UP[:5]}, RuntimeError),
         r"weight and gate \[N, K\]; got \[4, 8\] with weight \[6, 8\] and gate \[5, 8\]",
     ),
-    "another length": (
-        lambda: triton_gemm.linear(X, UP, None, "swiglu", gate=UP[:, :7]),
-        RuntimeError,
-        r"with weight \[6, 8\] and gate \[6, 7\]",
-    ),
-    "a vector": (lambda: triton_gemm.linear(X, UP[0], None, "swiglu", gate=UP[0]), RuntimeError, r"gate \[8\]"),
-    "a bias": (
-        lambda: triton_gemm.linear(X, UP, X[0], "swiglu", gate=UP),
-        RuntimeError,
-        r"bias must be \[N\] = \[6\] with a gate, not \[8\]",
-    ),
-    "the gate's bias": (
-        lambda: triton_gemm.linear(X, UP, None, "swiglu", gate=UP, gate_bias=X[0]),
-        RuntimeError,
-        r"gate_bias must be \[N\] = \[6\]",
-    ),
+    "another length": ({"gate": UP[:, :7]}, RuntimeError, r"with weight \[6, 8\] and gate \[6, 7\]"),
+    "a vector": ({"weight": UP[0], "gate": UP[0]}, RuntimeError, r"gate \[8\]"),
+    "a bias": ({"bias": X[0]}, RuntimeError, r"bias must be \[N\] = \[6\] with a gate, not \[8\]"),
+    "the gate's bias": ({"gate_bias": X[0]}, RuntimeError, r"gate_bias must be \[N\] = \[6\]"),
     "dtypes": (
-        lambda: triton_gemm.linear(X, UP, None, "swiglu", gate=UP.half()),
-        RuntimeError,
+        *({"gate": UP.half()}, RuntimeError),
         r"of one dtype, got torch.float16, torch.float32; \[4, 8\] with weight \[6, 8\] and gate \[6, 8\]",
     ),
     "int8": (
-        lambda: triton_gemm.linear(X.to(torch.int8), UP.to(torch.int8), None, "swiglu", gate=UP.to(torch.int8)),
-        NotImplementedError,
+        *({"input": X.to(torch.int8), "weight": UP.to(torch.int8), "gate": UP.to(torch.int8)}, NotImplementedError),
         r"linear is not implemented for torch\.int8",
     ),
 }
@@ -292,9 +268,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_named(mistake: str) -> None:
-    call, kind, words = MISTAKES[mistake]
+    how, kind, words = MISTAKES[mistake]
     with pytest.raises(kind, match=words):
-        call()
+        triton_gemm.linear(**{"input": X, "weight": UP, "activation": "swiglu", "gate": UP, **how})
 
 
 def test_the_vmap_rule_needs_no_trailing_defaults() -> None:
