@@ -17,8 +17,6 @@ from triton_gemm.calibration import probes
 from triton_gemm.hardware import device_model
 from triton_gemm.hardware.device import current_device_info
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

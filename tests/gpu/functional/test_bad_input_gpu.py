@@ -10,8 +10,6 @@ import torch
 
 from tests.support import bad_arguments
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.parametrize("function", bad_arguments.PRODUCTS)
 def test_wrong_arguments_do_not_poison_the_context(function: str, tmp_path: Path) -> None:

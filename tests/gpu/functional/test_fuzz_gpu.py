@@ -14,8 +14,6 @@ from tests import fuzz
 from tests.fuzz import Calls
 from tests.support.random_products import VALUES, Problem
 
-pytestmark = pytest.mark.gpu
-
 PROBLEMS = (
     Problem(operation="mm", size=(333, 520, 1064), dtype="bfloat16", orders="ntn"),
     Problem(operation="mm", size=(130, 264, 129), precision="bf16x6", offset=1),

@@ -16,7 +16,6 @@ from triton_gemm.problem import ACTIVATIONS, GATES, GemmProblem
 from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.selection.select import Selection, illegal, ranked
 
-pytestmark = pytest.mark.gpu
 F = torch.nn.functional
 CUDA = torch.device("cuda")
 

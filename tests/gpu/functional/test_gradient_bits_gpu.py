@@ -9,8 +9,6 @@ import triton_gemm
 from tests.support.gradient_bits import KINDS, Layer, assert_same_bits
 from triton_gemm.problem import ACTIVATIONS, GATES
 
-pytestmark = pytest.mark.gpu
-
 HALF, BF16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 SIZES = {
     "one row": ((1,), 1024, 2048),

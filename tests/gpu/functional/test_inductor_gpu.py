@@ -16,7 +16,7 @@ from tests.support.processes import python
 from tests.support.product_views import draw
 from triton_gemm import inductor, kernels
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 MODE = "max-autotune-no-cudagraphs"
 THEIRS = set(inductor.KERNELS)

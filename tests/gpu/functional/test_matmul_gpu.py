@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.support import awkward_sizes
 from tests.support.numerics import error_bound, mode_of, reference
 from tests.support.product_checks import (
@@ -19,8 +20,6 @@ from tests.support.product_checks import (
 )
 from tests.support.wrong_products import MISTAKES, assert_same_words, words
 from triton_gemm.ladder.rung import Autotuner
-
-pytestmark = pytest.mark.gpu
 
 MODES = {"float32": torch.float32, "tf32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -105,7 +104,7 @@ def test_fp32_precision_switches_the_kernel() -> None:
     assert not torch.equal(results["ieee"], results["tf32"])
 
 
-@pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper")
+@hopper
 @pytest.mark.parametrize(
     ("size", "kernel", "packed"),
     [

@@ -6,17 +6,13 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.support.awkward_sizes import SMALL
 from tests.support.numerics import error_bound, reference
 from tests.support.product_checks import Product, battery, fp32_precision
 from triton_gemm.arithmetic import EMULATED, MODES
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        "torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper"
-    ),
-]
+pytestmark = hopper
 INF, MAX, TINY = float("inf"), torch.finfo().max, torch.finfo().smallest_normal
 N = 640
 

@@ -19,8 +19,6 @@ from triton_gemm import kernels
 from triton_gemm.arithmetic import default_arithmetic
 from triton_gemm.functional import routing
 
-pytestmark = pytest.mark.gpu
-
 OURS = "triton_gemm"
 
 

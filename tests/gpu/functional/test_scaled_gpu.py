@@ -6,16 +6,12 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.support.numerics import error_bound, reference, scale_shapes, scaled
 from triton_gemm.arithmetic import FP8
 from triton_gemm.functional import scaled as scaled_matmul
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        "torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper"
-    ),
-]
+pytestmark = hopper
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SIZES = ((256, 384, 512), (300, 1000, 5000), (77, 129, 333), (1, 512, 512), (1000, 8, 64), (3, 5, 7), (64, 64, 0))
 

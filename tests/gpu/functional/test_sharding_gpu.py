@@ -15,8 +15,6 @@ from tests.support import table_fakes
 from tests.support.sharded_processes import launch
 from triton_gemm.hardware.device import current_device_info
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -18,8 +18,6 @@ from triton_gemm.functional import api, fast_path
 from triton_gemm.problem import ACTIVATIONS
 from triton_gemm.runtime import plan, workspace
 
-pytestmark = pytest.mark.gpu
-
 HALF, BF16, FLOAT = torch.float16, torch.bfloat16, torch.float32
 DTYPES = [FLOAT, HALF, BF16]
 

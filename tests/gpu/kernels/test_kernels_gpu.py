@@ -25,7 +25,6 @@ from triton_gemm.runtime import workspace
 from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.selection.select import Selection, select
 
-pytestmark = pytest.mark.gpu
 hopper = pytest.mark.skipif(
     "torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper"
 )

@@ -23,8 +23,6 @@ from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime.plan import GemmPlan
 
-pytestmark = pytest.mark.gpu
-
 LAUNCHES = 100_000
 STREAMS = 8
 

@@ -10,9 +10,8 @@ import torch
 
 from reference_cuda import TWINS, toolchain
 from tests.gpu import sanitize
+from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.gpu.sanitize import FOUND, LAUNCH, SKIPPED, watch
-
-pytestmark = pytest.mark.gpu
 
 SHARES = 8
 
@@ -115,7 +114,7 @@ def test_consan(share: int) -> None:
 
 
 @consan
-@pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper")
+@hopper
 def test_consan_sees_a_race() -> None:
     """k11's consumers read what TMA still writes."""
     found = sanitize.consan(["race"])

@@ -9,8 +9,6 @@ import torch
 from tests.support import nan_windows
 from tests.support.processes import python
 
-pytestmark = pytest.mark.gpu
-
 SHARES = 6
 CALLS, FAR_CALLS = 10_000, 1_500  # in nan_windows, and of operands that span more than 2^31 elements
 

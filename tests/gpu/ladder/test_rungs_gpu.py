@@ -38,8 +38,6 @@ from triton_gemm.ladder import LADDER, Rung, k07_tf32
 from triton_gemm.ladder.k05_register_tiled import repacked
 from triton_gemm.ladder.rung import TUNERS, Autotuner, triton_config
 
-pytestmark = pytest.mark.gpu
-
 RUNGS = {rung.id: rung for rung in LADDER}
 SIZES = {**awkward_sizes.SMALL, **awkward_sizes.LARGE}
 

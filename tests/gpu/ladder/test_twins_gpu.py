@@ -8,8 +8,6 @@ import torch
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, load_all
 from tests.support.numerics import error_bound, reference
 
-pytestmark = pytest.mark.gpu
-
 SHAPES = [
     pytest.param((127, 65, 33), id="ragged"),
     pytest.param((513, 257, 129), id="ragged-large"),

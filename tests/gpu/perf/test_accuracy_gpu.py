@@ -10,8 +10,6 @@ from perf.accuracy import tables
 from perf.accuracy.judge import failures, of_kind
 from perf.accuracy.ways import KINDS, possible
 
-pytestmark = pytest.mark.gpu
-
 DEVICE = torch.device("cuda", 0)
 
 

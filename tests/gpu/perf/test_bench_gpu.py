@@ -14,8 +14,6 @@ from perf.measure.providers import CUBLAS, OURS
 from triton_gemm.suites import SUITES, Suite
 from triton_gemm.suites.shapes import Shape, cube
 
-pytestmark = pytest.mark.gpu
-
 
 def tiny(kind: str) -> Suite:
     shapes = (Shape(512, 1024, 768, layout="nt"), cube(256))

@@ -15,8 +15,6 @@ from perf.models import cases, measuring, zoo
 from perf.models.tables import OURS, TORCH
 from triton_gemm.functional import routing
 
-pytestmark = pytest.mark.gpu
-
 THERE: dict[str, Any] = {"tiny": True, "device": "cuda"}
 ONE_PASS = 16  # products of a forward pass of the small Llama
 

@@ -16,8 +16,6 @@ from triton_gemm.hardware.device import device_info
 from triton_gemm.ladder import LADDER, k06_pipelined
 from triton_gemm.ladder.command import spelled
 
-pytestmark = pytest.mark.gpu
-
 ROOT = Path(__file__).parents[3]
 HEADING = "tile,warps,stages,group ms TFLOPS of cuBLAS error registers shared KiB spills"
 

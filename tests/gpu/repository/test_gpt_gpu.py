@@ -14,8 +14,6 @@ from examples.gpt import Decoder, Gpt, GptConfig, next_token_loss
 from tests.support import training_runs
 from triton_gemm.functional import matrices
 
-pytestmark = pytest.mark.gpu
-
 CONFIG = GptConfig(vocabulary=128, context=64, layers=2, heads=4, width=128)
 STEPS, BATCH = 200, 16
 ORDERS = 4  # of torch's runs

@@ -8,8 +8,6 @@ import pytest
 
 from tests.support import doc_snippets
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.mark.parametrize("page", doc_snippets.PAGES)
 def test_what_a_page_shows_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.processes import printed, started
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 CALLS = """
 import hashlib, json, random, sys, time

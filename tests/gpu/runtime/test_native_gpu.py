@@ -20,8 +20,6 @@ from triton_gemm.problem import ACTIVATIONS
 from triton_gemm.runtime import native, native_build, native_file
 from triton_gemm.selection import generation
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.fixture(scope="module", autouse=True)
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

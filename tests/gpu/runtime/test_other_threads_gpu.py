@@ -9,8 +9,6 @@ import pytest
 
 from tests.support.processes import printed
 
-pytestmark = pytest.mark.gpu
-
 BEGINNING = """
 import ctypes, sys, threading, time, warnings
 import torch, triton_gemm

@@ -27,8 +27,6 @@ from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import plan, workspace
 from triton_gemm.selection.select import Selection
 
-pytestmark = pytest.mark.gpu
-
 SPLIT = (96, 160, 8192)  # so few tiles that K is split, on any GPU
 PLAIN = (1024, 1288, 264)
 

@@ -6,15 +6,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.support.processes import printed
 from triton_gemm.compat import c_compiler
 from triton_gemm.hardware.device import current_device_info
 from triton_gemm.reporting import doctor
-
-pytestmark = pytest.mark.gpu
 
 # One problem for each kernel, an epilogue, operands that are not aligned, and copies of operands.
 PRODUCTS = """

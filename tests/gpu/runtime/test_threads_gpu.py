@@ -28,8 +28,6 @@ from triton_gemm.ladder import LADDER
 from triton_gemm.runtime import plan, workspace
 from triton_gemm.selection.select import Selection
 
-pytestmark = pytest.mark.gpu
-
 two_gpus = pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
 
 

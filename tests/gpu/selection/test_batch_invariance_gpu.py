@@ -11,8 +11,6 @@ import torch.nn.functional as F
 import triton_gemm
 from tests.support.kernel_cases import bits
 
-pytestmark = pytest.mark.gpu
-
 DEVICE = torch.device("cuda", 0)
 MOST = 8192
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 65, 100, 128, 129, 200, 256, 300, 384, 511, 512, 1024, 4096)

@@ -9,6 +9,7 @@ from itertools import combinations
 import pytest
 import torch
 
+from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.support.fprev import Tree, refined
 from tests.support.kernel_cases import Case, Operands, bits
 from triton_gemm.arithmetic import FP8
@@ -20,8 +21,6 @@ from triton_gemm.problem import ACTIVATIONS, GemmProblem
 from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, illegal, ranked
-
-pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda", 0)
 MEMBERS = 3  # of each class, at least: of every kernel, and of as many tiles and ways round as there are
@@ -201,7 +200,7 @@ def with_parts(problem: GemmProblem, parts: int) -> dict[str, dict[str, list[Sel
 IN_TURN = [kind for kind in KINDS if "fp64" not in kind and "int8" not in kind and kind != "ieee"]
 
 
-@pytest.mark.skipif("torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper")
+@hopper
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [*((kind, 4) for kind in IN_TURN), *((x, 3) for x in ("bf16 nt", "tf32", "bf16x6", "fp8 blocks"))],

@@ -16,8 +16,6 @@ from triton_gemm.tuning import truth
 from triton_gemm.tuning.of_torch import torchs_product
 from triton_gemm.tuning.operands import BETA, operands
 
-pytestmark = pytest.mark.gpu
-
 CUDA = torch.device("cuda")
 
 

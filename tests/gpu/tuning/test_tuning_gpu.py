@@ -29,8 +29,6 @@ from triton_gemm.selection.select import select
 from triton_gemm.tuning import read_shapes, timing
 from triton_gemm.tuning.report import TuningReport
 
-pytestmark = pytest.mark.gpu
-
 BF16 = torch.bfloat16
 SHAPES = [(16, 14336, 4096), (33, 4096, 4096), (800, 2392, 4472)]
 
