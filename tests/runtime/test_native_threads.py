@@ -131,9 +131,9 @@ with triton_gemm.use(only=torch.bfloat16):
     know()
     torch.mm(*long)
     sys.setswitchinterval(1000)
-    filling = [scripted.start_filling(A, B, C, 300) for _ in range(2)]
-    assert holding_the_gil([*filling, scripted.start(A, B, 300), scripted.start_repeating(*long, 300)])
-    assert products.launched() == {"mm": 601, "mm.out": 601}
+    filling = [scripted.start_filling(A, B, C, 150) for _ in range(2)]
+    assert holding_the_gil([*filling, scripted.start(A, B, 100), scripted.start_repeating(*long, 100)])
+    assert products.launched() == {"mm": 201, "mm.out": 301}
     assert any(x.plan.shares for x in routing._rules[-1].fast.calls.values())
 """,
     # Once Python has decided a call like them, and left it to torch.
