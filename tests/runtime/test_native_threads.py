@@ -48,9 +48,10 @@ def multiply(a, b, count: int):
 def start(a, b, count: int):
     return torch.jit.fork(multiply, a, b, count)
 def repeat(a, b, count: int):
+    c = a
     for _ in range(count):
-        torch.mm(a, b)
-    return count
+        c = torch.mm(a, b)
+    return c
 def start_repeating(a, b, count: int):
     return torch.jit.fork(repeat, a, b, count)
 def fill(a, b, c, count: int):
