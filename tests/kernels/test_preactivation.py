@@ -180,7 +180,10 @@ BUGS_OF_GATES = {
         "                of_gate, output.ungated",
     ),
     "both through one buffer": ("staging.buffers, number + 1, batch", "staging.buffers, number, batch"),
-    "rows of other groups": ("(offs_m < rows_end)[:, None]", "(offs_m < output.M)[:, None]"),
+    "rows of other groups": (
+        "pointers_like_c(beside, x, output, batch, m, n, rows_end)",
+        "pointers_like_c(beside, x, output, batch, m, n, output.M)",
+    ),
     "without its bias": (
         'of_gate = biased(of_gate, gate_bias, config.BIAS != "")',
         "of_gate = biased(of_gate, gate_bias, False)",
