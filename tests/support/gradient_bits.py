@@ -77,4 +77,20 @@ def assert_same_bits(layer: Layer, device: str) -> None:
         assert torch.equal(layer.call(operands), expected)
 
 
+def assert_compiled_has_the_same_bits(layer: Layer, device: str, backend: str, **near: float) -> None:
+    """With gradients and without; these are as near to those of an eager call."""
+    operands = layer.operands(device)
+    expected = layer.call(operands)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer.call, fullgraph=True, backend=backend)
+    assert torch.equal(compiled(operands), expected)
+    own, eager = ({name: x.clone().requires_grad_() for name, x in operands.items()} for _ in range(2))
+    for call, given in ((compiled, own), (layer.call, eager)):
+        found = call(given)
+        assert torch.equal(found, expected)
+        found.float().sum().backward()
+    for name in operands:
+        torch.testing.assert_close(own[name].grad, eager[name].grad, **near)
+
+
 KINDS = [None, *ACTIVATIONS, *GATES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -31,16 +32,9 @@ EXPANDED: dict[str, View] = {
 
 # Shapes of batches that broadcast.
 BATCHES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "none": ((), ()),
-    "one": ((3,), (3,)),
-    "left": ((3,), ()),
-    "right": ((), (3,)),
-    "of one": ((1,), (4,)),
-    "two and none": ((2, 3), ()),
-    "two and one": ((2, 3), (3,)),
-    "outer": ((2, 1), (1, 3)),
-    "middle": ((2, 1, 2), (3, 1)),
-    "empty": ((0, 2), (2,)),
+    **{"none": ((), ()), "one": ((3,), (3,)), "left": ((3,), ()), "right": ((), (3,)), "of one": ((1,), (4,))},
+    **{"two and none": ((2, 3), ()), "two and one": ((2, 3), (3,)), "outer": ((2, 1), (1, 3))},
+    **{"middle": ((2, 1, 2), (3, 1)), "empty": ((0, 2), (2,))},
 }
 
 
@@ -66,6 +60,39 @@ def assert_product(
     before = accumulation_error(a.shape[-1] + 34, "ieee") * size
     assert c.shape == truth.shape and c.dtype == (out_dtype or a.dtype)
     assert ((c.double() - truth).abs() <= rounded(before, truth, c.dtype)).all()
+
+
+def assert_vmap_is_each(
+    function: Callable[..., tuple[torch.Tensor, ...]], each: list[tuple[torch.Tensor, ...]], in_dims: tuple[Any, ...]
+) -> None:
+    """Under vmap a function gives what it gives of each of these operands: the first ones where a dimension is None,
+    and those of all, stacked along it."""
+    pairs = zip(zip(*each, strict=True), in_dims, strict=True)
+    operands = [xs[0] if dim is None else torch.stack(xs, dim) for xs, dim in pairs]
+    found = torch.func.vmap(function, in_dims)(*operands)
+    for i in range(len(each)):
+        own = [x if dim is None else x.select(dim, i) for x, dim in zip(operands, in_dims, strict=True)]
+        torch.testing.assert_close([x[i] for x in found], list(function(*own)))
+
+
+def traced(call: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+    """What a call gives where it is compiled, and the functions that its one graph calls."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    found = torch.compile(call, fullgraph=True, backend=backend)(*operands)
+    return found, [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+
+
+def assert_as_near_as_torchs(ours: Any, theirs: Any, truth: Any) -> None:
+    """Each of our tensors lies no further from the truth than twice torch's."""
+    for mine, torchs, exact in zip(ours, theirs, truth, strict=True):
+        errors = [float((x.double() - exact).norm() / exact.norm()) for x in (mine, torchs)]
+        assert errors[0] <= 2 * errors[1], errors
 
 
 def multiply_with_torch(

@@ -13,6 +13,7 @@ import triton
 
 import triton_gemm
 from tests.gpu.kernels.test_kernels_gpu import hopper
+from tests.gpu.runtime.test_plan_gpu import random
 from tests.support.kernel_cases import bits
 from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path, ops, routing
@@ -68,10 +69,6 @@ def spy(fast: fast_path.FastPath) -> Spy:
     return fast.table
 
 
-def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(shape, device="cuda").to(dtype)
-
-
 def both(call: Callable[[], torch.Tensor], fast: Callable[[], fast_path.FastPath]) -> None:
     """Python's result and C++'s of one call have the same bits and the same layout."""
     call()  # planned and compiled
@@ -100,22 +97,12 @@ def test_all_kernels_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
     M, N, K = SIZES[name]
     a, b, weight, bias = (random(*shape, dtype=dtype) for shape in ((M, K), (K, N), (N, K), (N,)))
     out = torch.empty(M, N, dtype=dtype, device="cuda")
+    added = random(M, N, dtype=dtype)
     for call in (
         lambda: triton_gemm.matmul(a, b),
         lambda: triton_gemm.matmul(a, b, out=out),
         lambda: triton_gemm.addmm(bias, a, b),
         lambda: triton_gemm.linear(a, weight, bias),
-    ):
-        both(call, lambda: api._fast)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SIZES)
-def test_what_is_added_gives_the_same_bits(name: str, dtype: torch.dtype) -> None:
-    M, N, K = SIZES[name]
-    a, b, weight, bias = (random(*shape, dtype=dtype) for shape in ((M, K), (K, N), (N, K), (N,)))
-    added, out = random(M, N, dtype=dtype), torch.empty(M, N, dtype=dtype, device="cuda")
-    for call in (
         lambda: triton_gemm.addmm(added, a, b, alpha=0.3),
         lambda: triton_gemm.addmm(added.mT.contiguous().mT, a, b, out=out),
         lambda: triton_gemm.linear(a, weight, residual=added),

@@ -98,13 +98,12 @@ for graph, a, b, out in graphs:
     out.fill_(torch.nan)
     graph.replay()
     assert torch.equal(out, triton_gemm.matmul(a, b))
-print("done")
 """
 
 
 def test_a_graph_captures_a_first_call() -> None:
     """Which selects, compiles and loads kernels while the stream is capturing."""
-    assert "done" in printed(FIRST)
+    printed(FIRST)
 
 
 def test_a_graph_replays_beside_eager_calls_that_split_too() -> None:
@@ -259,14 +258,13 @@ for i in range(300):
             plan.run(a, b, c)
 torch.cuda.synchronize()
 assert all(torch.equal(c, truth) for _, _, _, c, truth, _ in jobs)
-print("done")
 """
 
 
 @hopper
 def test_programs_that_wait_do_not_keep_out_those_they_wait_for() -> None:
     """Two launches of persistent programs on streams of different priority, which may share the multiprocessors."""
-    assert "done" in printed(PRIORITIES)
+    printed(PRIORITIES)
 
 
 def test_threads() -> None:
@@ -274,13 +272,7 @@ def test_threads() -> None:
     plan.PLANS.clear()
     api._fast.calls.clear()
     shapes = [
-        SPLIT,
-        (104, 160, 8192),
-        PLAIN,
-        (1, 4096, 4096),
-        (4096, 1, 4104),
-        (300, 257, 129),
-        (64, 64, 64),
+        *(SPLIT, (104, 160, 8192), PLAIN, (1, 4096, 4096), (4096, 1, 4104), (300, 257, 129), (64, 64, 64)),
         (8, 8, 0),
     ]
     pairs = [pair(size) for size in shapes]
@@ -337,12 +329,11 @@ if child == 0:
     os._exit(0)
 multiply()
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-print("done")
 """
 
 
 def test_a_process_may_fork_before_it_uses_the_gpu() -> None:
-    assert "done" in printed(FORK)
+    printed(FORK)
 
 
 WRAPPING = """
@@ -352,13 +343,12 @@ import torch, triton_gemm
 for M, N in ((1, 48), (64, 48), (512, 768)):
     a, b = (torch.full((rows, 2**17 + 64), -128, dtype=torch.int8, device="cuda") for rows in (M, N))
     assert (triton_gemm.matmul(a, b.T) == 2**20 - 2**31).all()
-print("done")
 """
 
 
 def test_sums_of_int8_wrap_under_triton_debug() -> None:
     """Where Triton asserts that other additions do not."""
-    assert "done" in printed(WRAPPING)
+    printed(WRAPPING)
 
 
 # --- Addresses ---

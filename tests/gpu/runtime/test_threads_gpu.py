@@ -213,12 +213,11 @@ x.grad = w.grad = None
 y.backward(torch.ones_like(y))
 for ours, torchs in zip(grads, (x.grad, w.grad)):
     assert torch.equal(ours, torchs)
-print("done")
 """
 
 
 def test_the_first_backward_of_a_process() -> None:
-    assert "done" in printed(FIRST_BACKWARD)
+    printed(FIRST_BACKWARD)
 
 
 FIRST_CAPTURE = """
@@ -238,12 +237,11 @@ assert wrong == [], wrong
 c.fill_(torch.nan)
 graph.replay()
 assert torch.equal(c, triton_gemm.matmul(a, b))
-print("done")
 """
 
 
 def test_the_first_call_is_captured_in_a_fresh_thread() -> None:
-    assert "done" in printed(FIRST_CAPTURE)
+    printed(FIRST_CAPTURE)
 
 
 @two_gpus
@@ -310,10 +308,9 @@ for call in (lambda: triton_gemm.matmul(a, b), lambda: triton_gemm.matmul(a, b, 
             os._exit(0 if "CUDA" in str(error) else 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-print("done")
 """
 
 
 def test_a_forked_worker_is_told() -> None:
     """CUDA cannot be used on after a fork; torch says so, and so do we: no crash, and no wrong result."""
-    assert "done" in printed(FORKED)
+    printed(FORKED)

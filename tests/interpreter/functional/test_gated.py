@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.support.epilogue_truth import activated
-from tests.support.product_views import draw
+from tests.support.product_views import assert_as_near_as_torchs, draw, traced
 from triton_gemm.problem import GATES
 from triton_gemm.runtime import plan
 from triton_gemm.runtime.plan import InterpretedPlan
@@ -80,12 +80,7 @@ def test_derivatives(name: str) -> None:
         draw(*shape, seed=i).double().requires_grad_()
         for i, shape in enumerate(((2, 3, 4), (2, 4), (2,), (2, 4), (2,)))
     ]
-
-    def product(
-        x: torch.Tensor, up: torch.Tensor, bias: torch.Tensor, gate: torch.Tensor, gate_bias: torch.Tensor
-    ) -> torch.Tensor:
-        return triton_gemm.linear(x, up, bias, name, gate=gate, gate_bias=gate_bias)
-
+    product = lambda x, up, b, gate, gb: triton_gemm.linear(x, up, b, name, gate=gate, gate_bias=gb)  # noqa: E731
     assert torch.autograd.gradcheck(product, operands, fast_mode=True, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(product, operands, fast_mode=True)
 
@@ -104,10 +99,7 @@ def test_gradients_of_16_bits_are_as_torchs() -> None:
         found.append([x.grad for x in own])
     of_64 = [x.double().requires_grad_() for x in operands]
     expected(of_64[0], of_64[1], of_64[2], "swiglu", of_64[3], of_64[4]).pow(2).sum().backward()
-    for ours, theirs, truth in zip(*found, (x.grad for x in of_64), strict=True):
-        assert ours is not None and theirs is not None and truth is not None
-        errors = [float((x.double() - truth).norm() / truth.norm()) for x in (ours, theirs)]
-        assert errors[0] <= 2 * errors[1], errors
+    assert_as_near_as_torchs(*found, [x.grad for x in of_64])
 
 
 def test_only_the_gradients_asked_for_and_no_product_again() -> None:
@@ -207,18 +199,8 @@ def test_the_operator_is_sound() -> None:
 
 def test_compiled_it_is_one_operator() -> None:
     x, up, gate = draw(20, 32, dtype=BF16), draw(24, 32, dtype=BF16), draw(24, 32, dtype=BF16, seed=1)
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda x: triton_gemm.linear(x, up, activation="swiglu", gate=gate), fullgraph=True, backend=backend
-    )
-    assert torch.equal(compiled(x), triton_gemm.linear(x, up, activation="swiglu", gate=gate))
-    named = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    found, named = traced(lambda x: triton_gemm.linear(x, up, activation="swiglu", gate=gate), x)
+    assert torch.equal(found, triton_gemm.linear(x, up, activation="swiglu", gate=gate))
     assert [name for name in named if "gemm" in name] == ["triton_gemm.gemm.default"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tests.support import planted_bugs
 from tests.support.epilogue_truth import activated
 from tests.support.group_truth import assert_gated, gated
 from tests.support.kernel_mutants import kernels_with
-from tests.support.product_views import draw
+from tests.support.product_views import assert_as_near_as_torchs, assert_vmap_is_each, draw, traced
 from triton_gemm.problem import GATES, GemmProblem
 from triton_gemm.runtime.plan import InterpretedPlan
 
@@ -145,30 +144,23 @@ def test_derivatives(name: str) -> None:
     """The first; `test_support` has the second."""
     operands = [x.detach().clone().requires_grad_() for x in experts(DOUBLE, 4, 2, 3, 2)]
     offs = torch.tensor([1, 3], dtype=torch.int32)
-
-    def product(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        return triton_gemm.grouped_matmul(x, up, offs, activation=name, gate=gate)
-
+    product = lambda x, up, gate: triton_gemm.grouped_matmul(x, up, offs, activation=name, gate=gate)  # noqa: E731
     assert torch.autograd.gradcheck(product, operands, fast_mode=True)
 
 
 @pytest.mark.parametrize("out_dtype", [None, FLOAT], ids=str)
 def test_gradients_of_16_bits_are_as_torchs(out_dtype: torch.dtype | None) -> None:
     operands = experts(BF16)
-
-    def ours(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        return triton_gemm.grouped_matmul(x, up, OFFS, out_dtype=out_dtype, activation="swiglu", gate=gate)
-
+    how = {"out_dtype": out_dtype, "activation": "swiglu"}
+    ours = lambda x, up, gate: triton_gemm.grouped_matmul(x, up, OFFS, gate=gate, **how)  # noqa: E731
     found = []
     for function, dtype in ((ours, BF16), (None, BF16), (None, DOUBLE)):
         own = [x.to(dtype, copy=True).requires_grad_() for x in operands]
         c = function(*own) if function else gated(*own, OFFS, "silu")[0]
         c.to(DOUBLE).pow(2).sum().backward()
         found.append([x.grad for x in own])
-    for mine, theirs, truth in zip(*found, strict=True):
-        assert mine is not None and theirs is not None and truth is not None and mine.dtype == BF16
-        errors = [float((x.double() - truth).norm() / truth.norm()) for x in (mine, theirs)]
-        assert errors[0] <= 2 * errors[1], errors
+    assert {x.dtype for x in found[0]} == {BF16}
+    assert_as_near_as_torchs(*found)
 
 
 @pytest.mark.parametrize("wanted", range(3))
@@ -191,9 +183,6 @@ def test_only_the_gradients_asked_for_and_no_product_again(wanted: int) -> None:
 @pytest.mark.parametrize("in_dims", [(0, 0, 0, 0), (None, None, 1, None)], ids=str)
 def test_vmap_also_of_gradients(in_dims: tuple[int | None, ...]) -> None:
     each = [(*experts(DOUBLE, 5, 3, 4, 2), torch.tensor(ends, dtype=torch.int32)) for ends in ([2, 4], [1, 5])]
-    operands = [
-        xs[0] if dim is None else torch.stack(xs, dim) for xs, dim in zip(zip(*each, strict=True), in_dims, strict=True)
-    ]
 
     def both(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor, offs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         def product(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -202,10 +191,7 @@ def test_vmap_also_of_gradients(in_dims: tuple[int | None, ...]) -> None:
         gradients = torch.func.grad(lambda *xs: product(*xs).sin().sum(), (0, 1, 2))(x, up, gate)
         return product(x, up, gate), *gradients
 
-    found = torch.func.vmap(both, in_dims)(*operands)
-    for i in range(2):
-        own = [x if dim is None else x.select(dim, i) for x, dim in zip(operands, in_dims, strict=True)]
-        torch.testing.assert_close([x[i] for x in found], list(both(*own)))
+    assert_vmap_is_each(both, each, in_dims)
 
 
 def test_the_operator_is_sound() -> None:
@@ -219,17 +205,9 @@ def test_the_operator_is_sound() -> None:
 
 def test_compiled_it_is_one_operator() -> None:
     x, up, gate = experts(BF16)
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
     product = lambda x: triton_gemm.grouped_matmul(x, up, OFFS, activation="swiglu", gate=gate)  # noqa: E731
-    compiled = torch.compile(product, fullgraph=True, backend=backend)
-    assert torch.equal(compiled(x), product(x))
-    named = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    found, named = traced(product, x)
+    assert torch.equal(found, product(x))
     assert [name for name in named if "gemm" in name] == ["triton_gemm.grouped_gemm.default"]
 
 

@@ -10,7 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from tests.support.gradient_bits import KINDS, PRECISIONS, RESIDUALS, Layer, assert_same_bits
+from tests.support.gradient_bits import (
+    KINDS,
+    PRECISIONS,
+    RESIDUALS,
+    Layer,
+    assert_compiled_has_the_same_bits,
+    assert_same_bits,
+)
 
 ROWS = st.sampled_from([(1,), (3,), (2, 5), (17,), (40,), (70,), ()])
 SIZE = st.sampled_from([1, 8, 17, 40, 64, 200])
@@ -62,20 +69,7 @@ def test_nothing_is_kept_for_a_residual_alone(activation: str) -> None:
 @pytest.mark.parametrize("activation", ["gelu", "relu", "swiglu"])
 def test_a_compiled_layer_has_the_bits_of_an_eager_one(activation: str) -> None:
     layer = Layer((20,), 24, 32, torch.bfloat16, activation, True, "whole")
-    operands = layer.operands("cpu")
-    expected = layer.call(operands)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer.call, fullgraph=True, backend="aot_eager")
-    own = {name: x.clone().requires_grad_() for name, x in operands.items()}
-    eager = {name: x.clone().requires_grad_() for name, x in operands.items()}
-    for call, given_ in ((compiled, own), (layer.call, eager)):
-        found = call(given_)
-        assert torch.equal(found, expected)
-        found.float().sum().backward()
-    for name in operands:
-        torch.testing.assert_close(own[name].grad, eager[name].grad, rtol=0, atol=0)
-    with torch.no_grad():
-        assert torch.equal(torch.compile(layer.call, fullgraph=True, backend="aot_eager")(operands), expected)
+    assert_compiled_has_the_same_bits(layer, "cpu", "aot_eager", rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import triton_gemm
 from tests.support.epilogue_truth import activated
 from tests.support.group_truth import KINDS, assert_right, draw
+from tests.support.product_views import assert_vmap_is_each
 from triton_gemm.kernels import groups
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.problem import ACTIVATIONS
@@ -171,19 +172,13 @@ def test_vmap(in_dims: tuple[int | None, ...]) -> None:
     """Also of gradients; and without torch's warning that it goes one after the other."""
     ends = [int32([2, 2, 4]), int32([1, 4, 5])]
     each = [(*draw("rows", 5, 3, 3, 2, torch.float64), offs) for offs in ends]
-    operands = [
-        xs[0] if dim is None else torch.stack(xs, dim) for xs, dim in zip(zip(*each, strict=True), in_dims, strict=True)
-    ]
 
     def gradient(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         c = triton_gemm.grouped_matmul(a, b, offs)
         by_a, by_b = torch.func.grad(lambda *ab: triton_gemm.grouped_matmul(*ab, offs).sin().sum(), (0, 1))(a, b)
         return c, by_a, by_b
 
-    found = torch.func.vmap(gradient, in_dims)(*operands)
-    for i in range(2):
-        own = [x if dim is None else x.select(dim, i) for x, dim in zip(operands, in_dims, strict=True)]
-        torch.testing.assert_close([x[i] for x in found], list(gradient(*own)))
+    assert_vmap_is_each(gradient, each, in_dims)
 
 
 @pytest.mark.parametrize("wanted", [0, 1])

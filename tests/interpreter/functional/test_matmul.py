@@ -280,15 +280,18 @@ def test_out_may_alias_an_operand(which: str) -> None:
     assert_right(kept_a, kept_b, out)
 
 
-def test_out_of_another_shape_is_resized_with_torchs_warning() -> None:
-    a, b = torch.randn(4, 5), torch.randn(5, 6)
+@pytest.mark.parametrize(("torchs", "shapes"), [(torch.mm, ((4, 5), (5, 6))), (torch.matmul, ((2, 4, 5), (5,)))])
+def test_out_of_another_shape_is_resized_with_torchs_warning(
+    torchs: Callable[..., torch.Tensor], shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    a, b = map(torch.randn, shapes)
     said = []
-    for multiply in (torch.mm, triton_gemm.matmul):
+    for multiply in (torchs, triton_gemm.matmul):
         out = torch.empty(3, 3)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             multiply(a, b, out=out)
-        assert out.shape == (4, 6)
+        assert out.shape == torchs(a, b).shape
         said.append([(w.category, str(w.message).partition(" (Triggered")[0]) for w in caught])
     assert len(said[0]) == 1 and said[1][0][0] is said[0][0][0] is UserWarning
     assert said[1][0][1].split("This behavior")[0] == said[0][0][1].split("This behavior")[0]

@@ -16,6 +16,7 @@ from tests.support.product_checks import (
     integers_exact,
     operands,
 )
+from tests.support.table_fakes import HOPPER
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import INTERPRETER, DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import model_of
@@ -26,7 +27,6 @@ from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.runtime.workspace import COUNTERS
 
 NAN = float("nan")
-HOPPER = device_of_capability((9, 0))
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 UNLIKE = [torch.float32, torch.bfloat16]  # fp16 takes no other way than fp32 in the interpreter
 
@@ -50,10 +50,6 @@ TILES = {
 
 def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def rows_of(M: int) -> int:
-    return 1 << (M - 1).bit_length()
 
 
 def multiply(
