@@ -12,7 +12,6 @@ import torch
 import triton_gemm
 from examples.gpt import Decoder, Gpt, GptConfig, next_token_loss
 from tests.support import training_runs
-from triton_gemm.functional import matrices
 
 CONFIG = GptConfig(vocabulary=128, context=64, layers=2, heads=4, width=128)
 STEPS, BATCH = 200, 16
@@ -61,8 +60,7 @@ def assert_all_products_were_ours() -> None:
 def test_training_is_as_with_torch(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = assert_ours_are_as_torchs(precision, next_token_loss)
     assert theirs[0][-training_runs.WINDOW :].mean() < 0.7 * theirs[0][0], "it learns"
-    compute = matrices.compute
-    monkeypatch.setattr(matrices, "compute", lambda a, b, *more: compute(a[..., :-1], b[..., :-1, :], *more))
+    training_runs.drop_last_of_k(monkeypatch)
     with triton_gemm.use():
         wrong = run(precision, next_token_loss)
     with pytest.raises(AssertionError, match="times as far as allowed"):

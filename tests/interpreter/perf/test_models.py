@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import training_runs
+
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from perf.models import cases, measuring, zoo
 from perf.models.tables import OURS, TORCH
-from triton_gemm.functional import matrices, routing
+from triton_gemm.functional import routing
 
 THERE: dict[str, Any] = {"tiny": True, "device": "cpu"}
 EXACT = 2e-6  # of fp32 against fp64
@@ -97,11 +99,7 @@ def test_generated_tokens(name: str, case: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_wrong_product_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """K's last column is dropped."""
-    compute = matrices.compute
-    monkeypatch.setattr(
-        matrices, "compute", lambda x, *more: compute(x._replace(a=x.a[..., :-1], b=x.b[..., :-1, :]), *more)
-    )
+    training_runs.drop_last_of_k(monkeypatch)
     assert "where torch's is" in measuring.checked(work("llama-1b", zoo.FORWARD))["wrong"]
 
 

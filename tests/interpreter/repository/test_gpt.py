@@ -10,7 +10,6 @@ import torch
 import triton_gemm
 from examples.gpt import Decoder, Gpt, GptConfig
 from tests.support import training_runs
-from triton_gemm.functional import matrices
 
 CONFIG = GptConfig(vocabulary=128, context=12, layers=1, heads=2, width=16)
 STEPS, BATCH = training_runs.WINDOW, 2
@@ -35,11 +34,7 @@ def test_it_trains_as_with_torch(theirs: list[torch.Tensor]) -> None:
 
 
 def test_a_wrong_product_shows_in_the_losses(theirs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """K's last column is dropped."""
-    compute = matrices.compute
-    monkeypatch.setattr(
-        matrices, "compute", lambda x, *more: compute(x._replace(a=x.a[..., :-1], b=x.b[..., :-1, :]), *more)
-    )
+    training_runs.drop_last_of_k(monkeypatch)
     with pytest.raises(AssertionError, match="times as far as allowed"):
         training_runs.assert_a_run_like_torchs(ours(), theirs, "ieee")
 
