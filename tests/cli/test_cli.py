@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -194,12 +195,17 @@ def test_programs_are_told_why_words_are_no_call(arguments: str) -> None:
     assert error.split()[-1].strip(".'") in said
 
 
-def test_torchs_backtraces_are_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise RuntimeError("it is too large\nException raised from sizes at sizes.cpp:79\nframe #0: ..")
+BACKTRACE = "it is too large\nException raised from sizes at sizes.cpp:79\nframe #0: .."
 
-    monkeypatch.setattr(cli.doctor, "examine", fails)
-    assert document("doctor", code=1) == {"error": "it is too large"}
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(RuntimeError(BACKTRACE), 1, "it is too large"), (KeyboardInterrupt(), 130, "interrupted")],
+)
+def test_errors_are_told_in_a_line(error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch's backtraces; an interruption has its own code."""
+    monkeypatch.setattr(cli.doctor, "examine", Mock(side_effect=error))
+    assert document("doctor", code=code) == {"error": said}
 
 
 def test_an_interruption_of_importing_has_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,14 +268,6 @@ def test_where_nothing_can_be_printed_one_line_says_so(arguments: str, unbuffere
         environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     assert done.returncode == 1 and done.stderr == "error: [Errno 28] No space left on device\n"
-
-
-def test_an_interruption_has_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.doctor, "examine", interrupted)
-    assert document("doctor", code=130) == {"error": "interrupted"}
 
 
 # --- explain ---
@@ -414,16 +412,8 @@ def test_a_gpu_is_described_by_a_file(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"num_sms": "132"},
-        {"num_sms": 0},
-        {"num_sms": True},
-        {"bus_width": "6016"},
-        {"power_limit": -700},
-        {"capability": [9]},
-        {"capability": "90"},
-        {"bandwidth": "fast"},
-        {"name": 5},
-        {"cores": 5},
+        *({"num_sms": "132"}, {"num_sms": 0}, {"num_sms": True}, {"bus_width": "6016"}, {"power_limit": -700}),
+        *({"capability": [9]}, {"capability": "90"}, {"bandwidth": "fast"}, {"name": 5}, {"cores": 5}),
     ],
     ids=str,
 )

@@ -5,12 +5,12 @@ import re
 import pytest
 import torch
 
+from tests.kernels.test_compile_portable import compile_launch
 from tests.ladder.test_compile_rungs import loads_of_c, stride_multiplications
 from tests.support.tiers import one
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import gemv
-from triton_gemm.kernels.launch import materialise
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import aot
 
@@ -52,14 +52,8 @@ def compiled(
 ) -> aot.Compiled:
     """As a plan launches it, programmatically from Hopper on."""
     (launch,) = gemv.launches(problem, config, split_k)
-    if capability >= HOPPER:
-        launch = launch.programmatic()
-    workspace = torch.empty(launch.workspace // 4, device="meta")
-    counters = torch.empty(launch.counters, dtype=torch.int32, device="meta")
-    arguments = materialise(
-        launch, {**operands, "workspace": workspace, "counters": counters}, {"alpha": 1.0, "beta": 0.5}
-    )
-    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
+    dtypes = {name: x.dtype for name, x in operands.items()}
+    return compile_launch(launch, {**dtypes, "workspace": torch.float32, "counters": torch.int32}, capability)
 
 
 def reads_of_weights(kernel: aot.Compiled) -> set[int]:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.test_compile_portable import compile_launch
+from tests.support.kernel_cases import ids
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import warp_specialised
-from triton_gemm.kernels.launch import materialise
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
@@ -70,15 +71,12 @@ def compiled(problem: GemmProblem, config: TileConfig, schedule: str | Schedule)
     """What the launch, programmatic as plans make it, compiles to; fails unless it fits the GPU and spills nothing."""
     schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
     (launch,) = warp_specialised.launches(problem, config, schedule)
-    launch = launch.programmatic()
     dtypes = {
         **{"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype},
         **{"workspace": torch.float32, "counters": torch.int32},
         **{"a_scale": torch.float32, "b_scale": torch.float32},
     }
-    operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
-    arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.5})
-    kernel = aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), CAPABILITY)
+    kernel = compile_launch(launch, dtypes)
     assert kernel.spills == 0, f"{kernel.spills} spills"
     assert kernel.registers <= MAX_REGISTERS_PER_THREAD
     assert kernel.shared <= warp_specialised.shared_memory(problem, config), "more shared memory than it says"
@@ -112,10 +110,6 @@ def assert_claims(kernel: aot.Compiled, problem: GemmProblem, schedule: str) -> 
 
 def in_turn(config: TileConfig, turn: int) -> str:
     return list(SCHEDULES)[turn % 2] if warp_specialised.can_split_k(config) else "whole"
-
-
-def ids(config: TileConfig) -> str:
-    return str(config).replace(" ", "-")
 
 
 def legal_cases(circumstances: dict[str, Circumstance], configs: list[TileConfig]) -> list[Any]:

@@ -86,6 +86,14 @@ def finished(compiler: Compiler, *jobs: object) -> list[str | None]:
     return [compiler.failure(job) for job in jobs]
 
 
+def failures(compiler: Compiler, *jobs: object) -> list[str | None]:
+    """Of these jobs, which are all that it compiles before it is closed."""
+    compiler.add(jobs)
+    found = finished(compiler, *jobs)
+    compiler.close()
+    return found
+
+
 # --- One process ---
 
 
@@ -255,41 +263,31 @@ def test_who_is_ready_takes_what_others_start_for() -> None:
 
     compiler = Compiler(lambda job: None, worker, threads=3)
     jobs = [f"answer = None  # {i}" for i in range(9)]
-    compiler.add(jobs)
-    assert finished(compiler, *jobs) == 9 * [None]
-    compiler.close()
+    assert failures(compiler, *jobs) == 9 * [None]
 
 
 def test_what_cannot_be_loaded_has_failed() -> None:
     compiler = Compiler(lambda job: {}[job], Workers(), threads=1)
-    compiler.add([""])
-    assert finished(compiler, "") == ["KeyError: ''"]
-    compiler.close()
+    assert failures(compiler, "") == ["KeyError: ''"]
 
 
 def test_a_compilation_that_hangs_costs_a_thread_nothing() -> None:
     workers = Workers()
     compiler = Compiler(lambda job: None, workers, threads=1, limit_s=2)
     jobs = ["time.sleep(60)", "answer = 'ValueError: no'", "answer = None"]
-    compiler.add(jobs)
-    assert finished(compiler, *jobs) == ["compiling takes more than 2 s", "ValueError: no", None]
-    compiler.close()
+    assert failures(compiler, *jobs) == ["compiling takes more than 2 s", "ValueError: no", None]
 
 
 def test_the_time_until_a_worker_is_ready_is_not_a_jobs() -> None:
     compiler = Compiler(lambda job: None, Workers(f"import time; time.sleep(3)\n{STUB}"), threads=1, limit_s=2)
-    compiler.add([""])
-    assert finished(compiler, "") == [None]
-    compiler.close()
+    assert failures(compiler, "") == [None]
 
 
 def test_without_workers_it_is_compiled_here_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "triton_gemm.tuning")
     loaded: list[object] = []
     compiler = Compiler(loaded.append, Workers("raise SystemExit(2)"), threads=2)
-    compiler.add(range(6))
-    assert finished(compiler, *range(6)) == 6 * [None] and sorted(map(str, loaded)) == [*"012345"]
-    compiler.close()
+    assert failures(compiler, *range(6)) == 6 * [None] and sorted(map(str, loaded)) == [*"012345"]
     (said,) = caplog.messages
     assert said.endswith("is lost: it ended with 2")
 
@@ -298,10 +296,8 @@ def test_what_a_lost_worker_was_compiling_is_compiled_here(caplog: pytest.LogCap
     loaded: list[object] = []
     compiler = Compiler(loaded.append, Workers(), threads=1)
     jobs = ["sys.exit(3)", "answer = 'ValueError: a worker says so'"]
-    compiler.add(jobs)
-    assert finished(compiler, *jobs) == [None, None] and loaded == jobs
+    assert failures(compiler, *jobs) == [None, None] and loaded == jobs
     assert "ended with 3" in caplog.text
-    compiler.close()
 
 
 def test_what_was_killed_from_outside_has_failed(caplog: pytest.LogCaptureFixture) -> None:
@@ -310,12 +306,10 @@ def test_what_was_killed_from_outside_has_failed(caplog: pytest.LogCaptureFixtur
     compiler = Compiler(loaded.append, Workers(), threads=1)
     kill, answer = "os.kill(os.getpid(), signal.SIGKILL)", "answer = 'ValueError: a worker says so'"
     jobs = [kill, answer, f"{kill} ", f"{answer} "]
-    compiler.add(jobs)
     killed = "the process that compiled it was killed with SIGKILL, as when memory runs out"
-    assert finished(compiler, *jobs) == [killed, "ValueError: a worker says so", killed, None]
+    assert failures(compiler, *jobs) == [killed, "ValueError: a worker says so", killed, None]
     assert loaded == jobs[3:]
     assert "SIGKILL ended 2 of them" in caplog.text
-    compiler.close()
 
 
 def test_closing_waits_for_no_worker_and_compiles_nothing_more(caplog: pytest.LogCaptureFixture) -> None:

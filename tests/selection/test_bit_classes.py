@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import triton_gemm
 from tests.kernels.test_compile_portable import compile_launch, instruction
 from tests.support.sums_by_hand import parts, same
+from tests.support.table_fakes import HOPPER
 from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS, HALF, Arithmetic
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
@@ -25,7 +26,6 @@ from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, illegal, launches, ranked, select
 
-HOPPER = device_of_capability((9, 0))
 AMPERE = device_of_capability((8, 0))
 
 
@@ -129,6 +129,10 @@ def by(kernel: str, config: object, work: Work = 1, **how: object) -> Selection:
     return Selection(Algorithm(kernel, config, work, **how), "")  # type: ignore[arg-type]
 
 
+def by_portable(precision: str, number: int, work: Work = 1) -> Selection:
+    return by("portable", portable.CONFIGS[precision][number], work)
+
+
 def test_what_does_not_matter_is_not_in_it() -> None:
     problem = problem_of()
     one = "bf16, tensor cores, one sum along K"
@@ -144,7 +148,7 @@ def test_what_does_not_matter_is_not_in_it() -> None:
     split = [ws(i, Schedule(400, warp_specialised.CONFIGS[i].tiles(problem.M, problem.N), 4)) for i in (13, 14, 17)]
     split += [ws(i, Schedule(9, split_k=4)) for i in (6, 13, 14, 17)]  # each program's in turn
     split.append(ws(warp_specialised.CLUSTERED[0], Schedule(3, split_k=4, group_m=2), swap_ab=True))
-    split.append(by("portable", portable.CONFIGS["half"][2], 4))
+    split.append(by_portable("half", 2, 4))
     assert {bit_class(problem, x) for x in split} == {"bf16, tensor cores, K in 4 parts of 256"}
     for name in ("bias", "has_beta", "batch", "a", "c"):
         other = replace(
@@ -154,9 +158,7 @@ def test_what_does_not_matter_is_not_in_it() -> None:
     of_fp32 = problem_of(precision="ieee")
     assert len({bit_class(of_fp32, by("fma", x, 3, swap_ab=s)) for x in fma.CONFIGS for s in (False, True)}) == 1
     integers = problem_of(precision="int8")
-    assert {bit_class(integers, x) for x in (ws(), by("portable", portable.CONFIGS["int8"][-1], 5))} == {
-        "int8, exact sums"
-    }
+    assert {bit_class(integers, x) for x in (ws(), by_portable("int8", -1, 5))} == {"int8, exact sums"}
 
 
 DIFFERENT = {
@@ -169,26 +171,10 @@ DIFFERENT = {
     "how large cut tiles are": (problem_of(), ws(14, Schedule(132, 3, 2)), ws(13, Schedule(132, 3, 2))),
     "which way they go": (problem_of(500, 500), ws(14, Schedule(132, 3, 2)), ws(14, Schedule(132, 3, 2), swap_ab=True)),
     "where uneven parts end": (problem_of(K=1088), ws(10, Schedule(132, 12, 3)), ws(14, Schedule(132, 20, 3))),
-    "rounded down and up": (
-        problem_of(K=1088),
-        ws(10, Schedule(132, 12, 3)),
-        by("portable", portable.CONFIGS["half"][2], 3),
-    ),
-    "what multiplies": (
-        problem_of(),
-        by("portable", portable.CONFIGS["half"][2]),
-        by("portable", portable.CONFIGS["half"][-1]),
-    ),
-    "how often sums are promoted": (
-        problem_of(precision="fp8"),
-        by("portable", portable.CONFIGS["fp8"][2]),
-        by("portable", portable.CONFIGS["fp8"][4]),
-    ),
-    "an activation, which was not measured": (
-        problem_of(activation="gelu"),
-        ws(),
-        by("portable", portable.CONFIGS["half"][2]),
-    ),
+    "rounded down and up": (problem_of(K=1088), ws(10, Schedule(132, 12, 3)), by_portable("half", 2, 3)),
+    "what multiplies": (problem_of(), by_portable("half", 2), by_portable("half", -1)),
+    "how often sums are promoted": (problem_of(precision="fp8"), by_portable("fp8", 2), by_portable("fp8", 4)),
+    "an activation, which was not measured": (problem_of(activation="gelu"), ws(), by_portable("half", 2)),
     "chains of FMAs": (problem_of(precision="ieee"), by("fma", fma.CONFIGS[0], 2), by("fma", fma.CONFIGS[0], 3)),
 }
 
@@ -219,7 +205,7 @@ def test_what_the_compiler_makes_of_tl_dot_is_in_it() -> None:
 
 TAIL = warp_specialised.Config(64, 96, 128, 4, 4)  # 32 of its columns are sums of their own
 ADDED = {
-    "portable": by("portable", portable.CONFIGS["half"][-3]),
+    "portable": by_portable("half", -3),
     "whole": ws(14),
     "by-owners": ws(TAIL, Schedule(128, 32, 4)),
     "in-turn": ws(TAIL, Schedule(32, 0, 4)),

@@ -188,42 +188,36 @@ KINDS = {
     "value": Kind((1, "x", [1], None, NOTHING), (TypeError,), optional=False),
     "group": Kind((1, "x", NOTHING), (AttributeError, *RUNTIME)),  # torch.distributed's own
 }
-# By parameter, or by function and parameter where the same name means something else.
-OF_PARAMETERS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("input", "other", "mat2", "vec", "mat1", "batch1", "batch2", "weight", "mat_a", "mat_b"), "tensor"
-    ),
-    **dict.fromkeys(("a", "b", "offs", "gate"), "tensor"),
-    **dict.fromkeys(("scale_a", "scale_b"), "scale"),
-    **dict.fromkeys(("addmm.input", "baddbmm.input", "bias", "residual", "gate_bias"), "added"),
-    **dict.fromkeys(("out_dtype", "dtype"), "dtype"),
-    **dict.fromkeys(("alpha", "beta"), "number"),
-    **dict.fromkeys(("batch_invariant", "use_fast_accum", "enabled", "parts", "reset", "resume"), "flag"),
-    **dict.fromkeys(
-        ("precision", "activation", "name", "bits", "measure", "layout", "group_dim", "first_calls"), "word"
-    ),
-    **dict.fromkeys(("M", "N", "K", "batch", "groups", "repeat", "least_rows"), "size"),
-    **dict.fromkeys(("nn.Linear.in_features", "nn.Linear.out_features", "nn.Linear.device"), "torch's"),
-    **dict.fromkeys(("us", "default_us"), "positive"),
-    "torch_us": "positive or none",
-    **dict.fromkeys(("measured", "by"), "text"),
-    **dict.fromkeys(("only", "exclude"), "kinds"),
-    **dict.fromkeys(("predicate", "progress", "tuner"), "callback"),
-    "keep": "flag",
-    **dict.fromkeys(("shapes", "configs", "paths"), "collection"),
-    **{"model_or_weights": "weights", "rows": "rows", "workers": "size", "prepare.bias": "flag"},
-    **dict.fromkeys(("path", "prepare.cache", "tables.merge.out"), "path"),
-    **dict.fromkeys(
-        ("explain.device", "tune.device", "compare.device", "calibrate.device", "prepare.device"), "device"
-    ),
-    **dict.fromkeys(("problem", "selection"), "value"),
+# Of each kind the parameters, or functions and parameters where the same name means something else.
+OF_KINDS = {
+    "tensor": "input other mat2 vec mat1 batch1 batch2 weight mat_a mat_b a b offs gate",
+    "scale": "scale_a scale_b",
+    "added": "addmm.input baddbmm.input bias residual gate_bias",
+    "dtype": "out_dtype dtype",
+    "number": "alpha beta",
+    "flag": "batch_invariant use_fast_accum enabled parts reset resume keep prepare.bias",
+    "word": "precision activation name bits measure layout group_dim first_calls",
+    "size": "M N K batch groups repeat least_rows workers",
+    "torch's": "nn.Linear.in_features nn.Linear.out_features nn.Linear.device",
+    "positive": "us default_us",
+    "positive or none": "torch_us",
+    "text": "measured by",
+    "kinds": "only exclude",
+    "callback": "predicate progress tuner",
+    "collection": "shapes configs paths",
+    "weights": "model_or_weights",
+    "rows": "rows",
+    "path": "path prepare.cache tables.merge.out",
+    "device": "explain.device tune.device compare.device calibrate.device prepare.device",
+    "value": "problem selection",
     "out": "out",
     "budget": "budget",
     "timeout": "timeout",
-    "scales": "word or tensors",
-    "device": "info",
+    "word or tensors": "scales",
+    "info": "device",
     "group": "group",
 }
+OF_PARAMETERS: Mapping[str, str] = {name: kind for kind, names in OF_KINDS.items() for name in names.split()}
 # What torch.nn.Linear takes without a look.
 UNCHECKED = {"nn.Linear.bias"}
 

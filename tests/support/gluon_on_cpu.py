@@ -213,22 +213,8 @@ class Tensor:
 
 def _operators() -> None:
     for name in [
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "and",
-        "or",
-        "xor",
-        "rshift",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "eq",
-        "ne",
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "rshift", "lt", "le", "gt", "ge"),
+        *("eq", "ne"),
     ]:
         method = f"__{name}__"
 
@@ -861,17 +847,16 @@ def language() -> SimpleNamespace:
         sum=lambda x, axis: Tensor(x.data.sum(axis)),
         convert_layout=lambda x, layout, assert_trivial=False: x,
         join=lambda x, y: Tensor(torch.stack((x.data, y.data), -1)),
-        load=load,
-        store=store,
-        atomic_add=atomic_add,
-        debug_barrier=debug_barrier,
-        inline_asm=inline_asm,
-        inline_asm_elementwise=inline_asm_elementwise,
+        **named(load, store, atomic_add, debug_barrier, inline_asm, inline_asm_elementwise),
+        **named(allocate_shared_memory, warp_specialize),
         static_assert=nothing,
         static_range=range,
-        allocate_shared_memory=allocate_shared_memory,
-        warp_specialize=warp_specialize,
     )
+
+
+def named(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """Each by its name."""
+    return {function.__name__: function for function in functions}
 
 
 def hopper() -> SimpleNamespace:
@@ -880,8 +865,7 @@ def hopper() -> SimpleNamespace:
         fence_async_shared=nothing,
         mbarrier=SimpleNamespace(**barriers),
         tma=SimpleNamespace(store_wait=store_wait),
-        warpgroup_mma=warpgroup_mma,
-        warpgroup_mma_wait=warpgroup_mma_wait,
+        **named(warpgroup_mma, warpgroup_mma_wait),
     )
 
 
@@ -900,19 +884,13 @@ MODULES: dict[str, Any] = {
     "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=decorator)),
     "triton.experimental.gluon": SimpleNamespace(language=LANGUAGE),
     "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(
-        async_copy=SimpleNamespace(mbarrier_arrive=mbarrier_arrive), mma_v2=mma_v2
+        async_copy=SimpleNamespace(**named(mbarrier_arrive)), mma_v2=mma_v2
     ),
     "triton.experimental.gluon.language.nvidia.hopper": hopper(),
-    "triton.experimental.gluon.language.nvidia.ampere.async_copy": SimpleNamespace(
-        commit_group=commit_group, wait_group=wait_group
-    ),
+    "triton.experimental.gluon.language.nvidia.ampere.async_copy": SimpleNamespace(**named(commit_group, wait_group)),
     "triton.language.extra.cuda.gdc": SimpleNamespace(gdc_launch_dependents=nothing, gdc_wait=nothing),
     "triton_gemm.compat": SimpleNamespace(
-        async_load=async_load,
-        reinterpret=reinterpret,
-        tma_load=tma_load,
-        tma_store=tma_store,
-        prefetch=prefetch,
+        **named(async_load, reinterpret, tma_load, tma_store, prefetch, tensor_map_parameter),
         dot_operand=lambda x: x,
         round_to=lambda x, dtype: x.to(dtype),
         number=lambda x, dtype: x,
@@ -921,7 +899,6 @@ MODULES: dict[str, Any] = {
         power_of_two=lambda x: Tensor(torch.exp2(x.data)),
         aggregate=dataclass(frozen=True),
         CLUSTERS=True,
-        tensor_map_parameter=tensor_map_parameter,
     ),
 }
 

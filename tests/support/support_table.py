@@ -11,24 +11,9 @@ PAGE = Path(__file__).parents[2] / "docs/use.md"
 BEGIN, END = "<!-- support -->\n", "<!-- end of support -->"
 
 ASPECTS = (
-    "fp32",
-    "fp16, bf16",
-    "fp64",
-    "int8",
-    "fp8",
-    "any strides",
-    "empty",
-    "`out=`",
-    "`out_dtype=`",
-    "`precision=`",
-    "`activation=`",
-    "gradients",
-    "double backward",
-    "`torch.vmap`",
-    "`torch.compile`",
-    "`torch.export`",
-    "`torch.autocast`",
-    "through `use()`",
+    *("fp32", "fp16, bf16", "fp64", "int8", "fp8", "any strides", "empty", "`out=`", "`out_dtype=`", "`precision=`"),
+    *("`activation=`", "gradients", "double backward", "`torch.vmap`", "`torch.compile`", "`torch.export`"),
+    *("`torch.autocast`", "through `use()`"),
 )
 
 # What an operation does not take, or does not do.
@@ -47,15 +32,8 @@ NOT: dict[str, frozenset[str]] = {
     "grouped_matmul, gate": frozenset({"int8", "fp8", "`out=`", "`torch.autocast`", "through `use()`"}),
     "scaled_matmul": frozenset(
         {
-            "fp32",
-            "fp16, bf16",
-            "fp64",
-            "`out=`",
-            "`precision=`",
-            "gradients",
-            "double backward",
-            "`torch.vmap`",
-            "through `use()`",
+            *("fp32", "fp16, bf16", "fp64", "`out=`", "`precision=`", "gradients", "double backward"),
+            *("`torch.vmap`", "through `use()`"),
         }
     ),
 }
