@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.experimental.gluon import language as gl
 
 from tests.support.processes import printed
+from tests.support.table_fakes import HOPPER
 from triton_gemm import compat
 from triton_gemm.functional import ops, sharding
-from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import launch as kernel_launch
 from triton_gemm.kernels.launch import TensorMap, materialise
 from triton_gemm.problem import GemmProblem
@@ -40,7 +40,6 @@ ROOM = Path(compat.__file__).parent
 PACKAGE = ROOM.parent
 VERSIONS = f"torch {torch.__version__} and Triton {triton.__version__}"
 SCALARS = {"alpha": 1.0, "beta": 0.0}
-HOPPER = device_of_capability((9, 0))
 
 
 def _must_dispatch() -> None:
@@ -673,15 +672,8 @@ USES = {use for name in CHECKS for use in TRIES.get(name, name[1:]).split()}
 PUBLIC = {
     *("INTERPRETED", "TENSOR_MAP", "TFLOAT32", "async_load", "reinterpret", "tma_load", "tma_store"),
     *(
-        "dot_operand",
-        "multiplies_block_scaled",
-        "multiply_add",
-        "number",
-        "power_of_two",
-        "prefetch",
-        "reciprocal",
-        "round_tf32",
-        "round_to",
+        *("dot_operand", "multiplies_block_scaled", "multiply_add", "number", "power_of_two", "prefetch"),
+        *("reciprocal", "round_tf32", "round_to"),
     ),
 }
 

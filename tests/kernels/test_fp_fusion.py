@@ -13,6 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 
+from tests.support.kernel_mutants import RUNGS
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import KERNELS
 from triton_gemm.kernels.launch import Launch, materialise
@@ -23,7 +24,6 @@ from triton_gemm.runtime import aot
 from triton_gemm.selection.select import launches, select
 
 HOPPER, AMPERE = (9, 0), (8, 0)
-RUNGS = {rung.id: rung for rung in LADDER}
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,9 @@ import torch
 from tests.support.epilogue_truth import activated
 from tests.support.gluon_on_cpu import run, simulated
 from tests.support.group_truth import assert_gated, listed_tiles
+from tests.support.kernel_cases import ids
 from tests.support.simulated_plans import Simulation
+from tests.support.table_fakes import HOPPER
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
@@ -27,13 +29,8 @@ from triton_gemm.problem import GATES, GemmProblem, both_products
 from triton_gemm.runtime import aot, binaries
 from triton_gemm.selection.select import select
 
-HOPPER = device_of_capability((9, 0))
 EVERY = GATED + GATED_CLUSTERED * CLUSTERS
 OFF = 64  # elements of the memory before and after C
-
-
-def ids(config: TileConfig) -> str:
-    return str(config).replace(" ", "-")
 
 
 def gated_problem(

@@ -19,14 +19,13 @@ from tests.support.group_truth import listed_tiles
 from tests.support.kernel_cases import Case, Operands, blocks, ids, reduced
 from tests.support.preactivations import CPU, STORING, check, check_gated, storing
 from tests.support.simulated_plans import Simulation
+from tests.support.table_fakes import HOPPER
 from triton_gemm.config import TileConfig
-from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import fma, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.kernels.warp_specialised.configs import GATED
 from triton_gemm.problem import GATES, GemmProblem
 
-HOPPER = device_of_capability((9, 0))
 CONFIGS = warp_specialised.CONFIGS
 
 

@@ -14,14 +14,13 @@ from tests.support import planted_bugs
 from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, circumstance, ids, of_bytes, reduced
 from tests.support.simulated_plans import CPU, Simulation, check
+from tests.support.table_fakes import HOPPER
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
-from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import reduction, warp_specialised
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 
-HOPPER = device_of_capability((9, 0))
 CONFIGS = (*warp_specialised.CONFIGS[::3], *warp_specialised.FOR_LONG_SUMS, *warp_specialised.CLUSTERED[::4])
 
 

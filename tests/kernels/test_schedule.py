@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from triton import language as tl
 
+from tests.support.table_fakes import HOPPER
 from triton_gemm.config import TileConfig
-from triton_gemm.hardware.device import DeviceInfo, device_of_capability
+from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.launch import MAX_SIZE
@@ -21,7 +22,6 @@ from triton_gemm.kernels.warp_specialised.work import last_tiles
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime.workspace import COUNTERS
 
-HOPPER = device_of_capability((9, 0))
 CONFIGS = st.sampled_from(warp_specialised.CONFIGS + warp_specialised.CLUSTERED)
 
 

@@ -10,8 +10,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.support.table_fakes import HOPPER
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
-from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.hardware.device import SHARED_MEMORY
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import clusters_at_once
 from triton_gemm.kernels.warp_specialised import Config, choice, cluster, host, widths
@@ -19,7 +20,6 @@ from triton_gemm.kernels.warp_specialised.configs import FEW_ROWS, LONG
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.selection.select import select
 
-HOPPER = device_of_capability((9, 0))
 SMS = (132, 114, 78, 66, 1)
 SIZES = st.integers(1, 3000).map(lambda i: 8 * i)
 

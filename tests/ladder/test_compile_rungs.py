@@ -8,6 +8,7 @@ import pytest
 import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
+from tests.support.kernel_mutants import RUNGS
 from triton_gemm import compat
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, GemmConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
@@ -16,7 +17,6 @@ from triton_gemm.runtime import aot
 
 Capability = tuple[int, int]
 
-RUNGS = {rung.id: rung for rung in LADDER}
 ALIGNED = (512, 1536, 1024)  # all strides divisible by 16: wide loads, TMA
 NARROW = (512, 768, 1024)  # too few columns to turn A for
 ODD = (509, 767, 1021)  # the compiler may assume nothing of any stride

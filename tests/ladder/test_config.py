@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_cuda import TWINS
+from tests.support.table_fakes import HOPPER
 from triton_gemm.config import OPTIONS, GemmConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, DeviceInfo, device_of_capability
 from triton_gemm.ladder import LADDER, Rung, k06_pipelined, k10_tma, k11_warp_specialised
@@ -25,7 +26,6 @@ from triton_gemm.ladder.rung import HEADER_FIELDS, Autotuner, autotune, triton_c
 from triton_gemm.runtime import aot
 
 RUNGS = pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.id)
-HOPPER = device_of_capability((9, 0))
 
 # --- GemmConfig ---
 

@@ -18,9 +18,9 @@ from perf.calibrate.times import Measured
 from perf.measure import environment, operands, timer
 from tests.support.plan_fakes import take_gpu_away
 from tests.support.report_records import SURROUNDINGS
+from tests.support.table_fakes import HOPPER
 from triton_gemm.calibration import figures, kept, probes
 from triton_gemm.hardware import device_model
-from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.hardware.device_model import DeviceModel, model_of
 from triton_gemm.kernels import KERNELS, warp_specialised
 from triton_gemm.kernels.candidate import Algorithm, Candidate
@@ -32,7 +32,6 @@ from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape, cube
 from triton_gemm.tables import records
 
-HOPPER = device_of_capability((9, 0))
 COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / times.FILE
 DRAWN = COMMITTED.with_name("calibration-clusters.json")
 OF_WEIGHTS = COMMITTED.with_name("calibration-weights.json")

@@ -9,9 +9,7 @@ import pytest
 
 from perf.ladder.drawings import bits, canvas, pictures, replay, times, traces, twins
 from perf.ladder.drawings.replay import Clock, Loop
-from triton_gemm.ladder import LADDER
-
-RUNGS = {rung.id: rung for rung in LADDER}
+from tests.support.kernel_mutants import RUNGS
 
 
 @pytest.mark.parametrize("name", pictures.DRAWINGS)

@@ -19,11 +19,11 @@ from perf.measure import environment
 from perf.pages import __main__ as pages
 from perf.pages import rung_diff, speed_map, summary
 from perf.pages.results import Results
+from tests.support.kernel_mutants import RUNGS
 from tests.support.report_records import SURROUNDINGS, block, keys, made_up_sweep
 from triton_gemm.ladder import LADDER
 from triton_gemm.suites import SUITES
 
-RUNGS = {rung.id: rung for rung in LADDER}
 RESULTS = Results.read(environment.RESULTS)
 
 

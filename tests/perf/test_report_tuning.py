@@ -20,13 +20,13 @@ from perf.measure.environment import Environment
 from perf.measure.operands import Problem
 from perf.pages import blocks
 from perf.pages.results import Results
+from tests.support.kernel_mutants import RUNGS
 from tests.support.report_records import OPTIONS, SURROUNDINGS, block, committed_record, figures_of
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER
 from triton_gemm.ladder.command import spelled
 from triton_gemm.ladder.rung import TUNERS, triton_config
 
-RUNGS = {rung.id: rung for rung in LADDER}
 TUNED = [rung for rung in LADDER if len(rung.configs) > 1]
 K08 = RUNGS["k08"]
 CUBE = Problem(4096, 4096, 4096, "fp16")
@@ -49,12 +49,8 @@ def entry(mode: str = "fp16", size: int = 4096, **milliseconds: float | None) ->
 
 
 FIVE = {
-    "t128x256x64_8_3_8": 0.25,
-    "t128x256x64_8_4_8": 0.20,
-    "t128x256x64_8_4_16": 0.21,
-    "t128x128x64_8_4_8": 0.24,
-    "t64x64x32_4_4_8": 0.5,
-    "t128x256x64_8_5_8": None,
+    **{"t128x256x64_8_3_8": 0.25, "t128x256x64_8_4_8": 0.20, "t128x256x64_8_4_16": 0.21, "t128x128x64_8_4_8": 0.24},
+    **{"t64x64x32_4_4_8": 0.5, "t128x256x64_8_5_8": None},
 }
 
 

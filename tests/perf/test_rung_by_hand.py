@@ -12,12 +12,12 @@ import torch
 
 from perf.ladder import by_hand
 from perf.ladder.record import Error, Spread, Timed
+from tests.support.kernel_mutants import RUNGS
 from tests.support.processes import python
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, command
 
 ROOT = Path(__file__).parents[2]
-RUNGS = {rung.id: rung for rung in LADDER}
 
 
 def typed(*arguments: str, path: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -10,9 +10,7 @@ from tests.gpu import sanitize
 from tests.gpu.sanitize import FOUND, SKIPPED
 from tests.support import kernel_forms
 from tests.support.kernel_mutants import K11_RACE
-from triton_gemm.hardware.device import device_of_capability
-
-HOPPER = device_of_capability((9, 0))
+from tests.support.table_fakes import HOPPER
 
 
 def program(folder: Path, name: str, script: str) -> str:

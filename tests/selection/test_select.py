@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
+from tests.support.table_fakes import HOPPER
 from triton_gemm import kernels
 from triton_gemm.arithmetic import EMULATED, MODES
 from triton_gemm.hardware.device import INTERPRETER, SHARED_MEMORY, device_of_capability
@@ -32,20 +33,15 @@ from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, about, illegal, launches, next_best, predicted, ranked, select
 from triton_gemm.tables import records
 
-HOPPER = device_of_capability((9, 0))
 DEVICES = [device_of_capability(capability) for capability in SHARED_MEMORY if capability >= (8, 0)]
 
 # --- Problems ---
 
 KINDS = [
-    (torch.float32, torch.float32, "ieee"),
-    (torch.float32, torch.float32, "tf32"),
-    (torch.float16, torch.float16, "half"),
-    (torch.bfloat16, torch.bfloat16, "half"),
-    (torch.bfloat16, torch.float32, "half"),
-    (torch.float64, torch.float64, "fp64"),
-    (torch.int8, torch.int32, "int8"),
-    (torch.float32, torch.float32, "bf16x6"),
+    *((torch.float32, torch.float32, "ieee"), (torch.float32, torch.float32, "tf32")),
+    *((torch.float16, torch.float16, "half"), (torch.bfloat16, torch.bfloat16, "half")),
+    *((torch.bfloat16, torch.float32, "half"), (torch.float64, torch.float64, "fp64")),
+    *((torch.int8, torch.int32, "int8"), (torch.float32, torch.float32, "bf16x6")),
 ]
 SIZES = st.one_of(st.integers(1, 2**17), st.sampled_from([1, 2, 4, 5, 16, 64, 128, 4096]))
 ORDERS = ["row-major", "column-major", "steps"]

@@ -16,13 +16,12 @@ import pytest
 import torch
 from triton.backends.nvidia import driver as triton_driver
 
+from tests.support.table_fakes import HOPPER
 from triton_gemm import compat
 from triton_gemm.functional import fast_path
-from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.runtime import native, native_build, plan, policies, workspace
 from triton_gemm.selection import generation
 
-HOPPER = device_of_capability((9, 0))
 FUNCTION = 0xF00D  # the handle of the first kernel
 # Of each of Triton's types of parameters, as its driver.c has them: how Python's value is packed.
 PACKED = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "fp32": "f", "f32": "f", "fp64": "d"}

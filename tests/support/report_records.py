@@ -25,20 +25,9 @@ from triton_gemm.ladder import LADDER
 from triton_gemm.suites import SUITES
 
 SURROUNDINGS: Environment = {
-    "date": "2026-01-01T00:00:00+00:00",
-    "python": "3.12.0",
-    "torch": "2.11.0",
-    "triton": "3.6.0",
-    "cuda": "13.0",
-    "commit": "abc1234",
-    "sources": "0" * 12,
-    "gpu": "Made-up GPU",
-    "capability": [9, 0],
-    "num_sms": 132,
-    "l2_bytes": 50 << 20,
-    "memory_bytes": 80 << 30,
-    "driver": "580.0",
-    "power_limit_w": 700.0,
+    **{"date": "2026-01-01T00:00:00+00:00", "python": "3.12.0", "torch": "2.11.0", "triton": "3.6.0"},
+    **{"cuda": "13.0", "commit": "abc1234", "sources": "0" * 12, "gpu": "Made-up GPU", "capability": [9, 0]},
+    **{"num_sms": 132, "l2_bytes": 50 << 20, "memory_bytes": 80 << 30, "driver": "580.0", "power_limit_w": 700.0},
 }
 OPTIONS = tasks.Options(LADDER, True, ("ieee", "tf32", "fp16", "bf16"), tasks.SIZES, False, False)
 NO_RESULTS = Results([], [], [])

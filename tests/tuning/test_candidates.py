@@ -154,13 +154,8 @@ def test_what_no_gpu_could_run_is_left_out() -> None:
     for name in kernels.KERNELS:
         kind = kernels.named(name).Config
         for figures in (
-            (64, 64, 0, 4, 3),
-            (0, 64, 64, 4, 3),
-            (96, 64, 64, 4, 3),
-            (64, 64, 48, 4, 3),
-            (64, 64, 64, 3, 3),
-            (64, 68, 64, 4, 4),
-            (64, 64, 64, 4, 0),
+            *((64, 64, 0, 4, 3), (0, 64, 64, 4, 3), (96, 64, 64, 4, 3), (64, 64, 48, 4, 3), (64, 64, 64, 3, 3)),
+            *((64, 68, 64, 4, 4), (64, 64, 64, 4, 0)),
         ):
             with pytest.raises(ValueError, match="in sizes that tiles can have"):
                 of(problem, configs=[kind(*figures)])

@@ -55,12 +55,7 @@ def test_what_every_product_must_do(product: Product) -> None:
 @pytest.mark.parametrize("size", awkward_sizes.LARGE.values(), ids=awkward_sizes.LARGE)
 def test_large_views(product: Product, size: awkward_sizes.Size) -> None:
     for view in (
-        VIEWS["tt"],
-        VIEWS["steps"],
-        VIEWS["expanded"],
-        View("ntt", offset=3),
-        View(gap=8),
-        View(gap=8, offset=8),
+        *(VIEWS["tt"], VIEWS["steps"], VIEWS["expanded"], View("ntt", offset=3), View(gap=8), View(gap=8, offset=8)),
     ):
         error_within_bound(product, size, view, kind="wide")
         integers_exact(product, size, view)

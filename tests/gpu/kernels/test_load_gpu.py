@@ -88,13 +88,8 @@ def jobs() -> list[Job]:
     """Products of every kernel, some with sums that programs share; on Hopper also with second launches, and where
     Triton has them in clusters."""
     found = [
-        chosen((1, 4096, 4096)),
-        chosen((8, 2048, 1024), order="t"),
-        chosen(SPLIT),
-        chosen(PLAIN),
-        chosen((300, 257, 129)),
-        chosen((64, 96, 16384), order="t"),
-        chosen((256, 320, 512), torch.float32),
+        *(chosen((1, 4096, 4096)), chosen((8, 2048, 1024), order="t"), chosen(SPLIT), chosen(PLAIN)),
+        *(chosen((300, 257, 129)), chosen((64, 96, 16384), order="t"), chosen((256, 320, 512), torch.float32)),
         chosen((130, 70, 4100), torch.float16),
     ]
     if is_hopper():

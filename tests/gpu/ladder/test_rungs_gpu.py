@@ -13,6 +13,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 
 from reference_cuda import load
 from tests.support import awkward_sizes
+from tests.support.kernel_mutants import RUNGS
 from tests.support.numerics import error_bound, reference
 from tests.support.processes import python
 from tests.support.product_checks import (
@@ -38,7 +39,6 @@ from triton_gemm.ladder import LADDER, Rung, k07_tf32
 from triton_gemm.ladder.k05_register_tiled import repacked
 from triton_gemm.ladder.rung import TUNERS, Autotuner, triton_config
 
-RUNGS = {rung.id: rung for rung in LADDER}
 SIZES = {**awkward_sizes.SMALL, **awkward_sizes.LARGE}
 
 

@@ -27,14 +27,12 @@ from tests.support.address_recorder import (
     recorded,
 )
 from tests.support.kernel_mutants import MUTANTS, ROWS_OF_32_BITS, Mutant, kernels_with, mutant
+from tests.support.table_fakes import HOPPER
 from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS
-from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.ladder import LADDER
 from triton_gemm.problem import GemmProblem, Layout
-
-HOPPER = device_of_capability((9, 0))
 
 
 def part(package: ModuleType, name: str) -> ModuleType:

@@ -11,12 +11,12 @@ import torch
 from tests.support import kernel_forms, nan_windows
 from tests.support.kernel_forms import SMALL, Alone, Far, Separate, circumstances
 from tests.support.random_products import Memory, Prepared, Problem
+from tests.support.table_fakes import HOPPER
 from triton_gemm import kernels
-from triton_gemm.hardware.device import device_info, device_of_capability
+from triton_gemm.hardware.device import device_info
 from triton_gemm.runtime.plan import InterpretedPlan
 
 CPU = device_info(torch.device("cpu"))
-HOPPER = device_of_capability((9, 0))
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")

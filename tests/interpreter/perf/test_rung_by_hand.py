@@ -13,11 +13,11 @@ from perf.ladder.record import Resources
 from perf.measure import operands, timer
 from perf.measure.providers import CUBLAS
 from tests.support.plan_fakes import take_gpu_away
+from tests.support.table_fakes import HOPPER
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.ladder import LADDER, Rung, command
 
 HEADING = "tile,warps,stages,group ms TFLOPS of cuBLAS error registers shared KiB spills"
-HOPPER = device_of_capability((9, 0))
 # Largest error (norm) of a product of 64 terms.
 LARGEST = {"fp32": 1e-6, "tf32": 5e-4, "fp16": 5e-4, "bf16": 4e-3}
 

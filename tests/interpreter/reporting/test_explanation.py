@@ -42,15 +42,11 @@ explain = triton_gemm.explain
 # The function's call, and the questions that are answered by what it runs.
 SAME: dict[str, tuple[Call, ...]] = {
     "matmul": (
-        lambda: triton_gemm.matmul(A, B),
-        lambda: explain(A, B, bias=None),
-        lambda: explain(A, B, bias=False),
-        lambda: explain(**SIZES),
-        lambda: explain(A.to("meta"), B.to("meta")),
+        lambda: triton_gemm.matmul(A, B), lambda: explain(A, B, bias=None), lambda: explain(A, B, bias=False),
+        lambda: explain(**SIZES), lambda: explain(A.to("meta"), B.to("meta")),
     ),
     "matmul, other layouts": (
-        lambda: triton_gemm.matmul(t(40, 24), t(24, 16)),
-        lambda: explain(t(40, 24), t(24, 16)),
+        lambda: triton_gemm.matmul(t(40, 24), t(24, 16)), lambda: explain(t(40, 24), t(24, 16)),
         lambda: explain(**SIZES, layout="tt"),
     ),
     "matmul of vectors": (lambda: triton_gemm.matmul(h(24), B), lambda: explain(h(24), B)),
@@ -61,13 +57,11 @@ SAME: dict[str, tuple[Call, ...]] = {
         lambda: explain(**SIZES | {"dtype": FLOAT}, precision="bf16x6"),
     ),
     "int8": (
-        lambda: triton_gemm.mm(A.to(torch.int8), B.to(torch.int8)),
-        lambda: explain(A.to(torch.int8), B.to(torch.int8)),
+        lambda: triton_gemm.mm(A.to(torch.int8), B.to(torch.int8)), lambda: explain(A.to(torch.int8), B.to(torch.int8)),
         lambda: explain(**SIZES | {"dtype": torch.int8}),
     ),
     "out_dtype": (
-        lambda: triton_gemm.mm(A, B, FLOAT),
-        lambda: explain(A, B, out_dtype=FLOAT),
+        lambda: triton_gemm.mm(A, B, FLOAT), lambda: explain(A, B, out_dtype=FLOAT),
         lambda: explain(**SIZES, out_dtype=FLOAT),
     ),
     "bmm": (lambda: triton_gemm.bmm(X, Y), lambda: explain(X, Y), lambda: explain(**SIZES, batch=3)),
@@ -77,36 +71,27 @@ SAME: dict[str, tuple[Call, ...]] = {
         lambda: explain(**SIZES, layout="nt", bias=True, activation="gelu"),
     ),
     "an activation alone": (
-        lambda: triton_gemm.linear(A, B.T, None, "relu"),
-        lambda: explain(A, B, activation="relu"),
+        lambda: triton_gemm.linear(A, B.T, None, "relu"), lambda: explain(A, B, activation="relu"),
         lambda: explain(**SIZES, activation="relu"),
     ),
     "addmm of a row": (
-        lambda: triton_gemm.addmm(ROW, A, B),
-        lambda: explain(A, B, bias=ROW),
-        lambda: explain(**SIZES, bias=True),
+        lambda: triton_gemm.addmm(ROW, A, B), lambda: explain(A, B, bias=ROW), lambda: explain(**SIZES, bias=True),
     ),
     "addmm of a column": (
-        lambda: triton_gemm.addmm(COLUMN, A, B),
-        lambda: explain(A, B, bias=COLUMN),
+        lambda: triton_gemm.addmm(COLUMN, A, B), lambda: explain(A, B, bias=COLUMN),
         lambda: explain(**SIZES, bias=COLUMN),
     ),
     "addmm of a matrix": (
-        lambda: triton_gemm.addmm(C, A, B, beta=0.5),
-        lambda: explain(A, B, bias=C),
-        lambda: explain(A, B, beta=0.5),
+        lambda: triton_gemm.addmm(C, A, B, beta=0.5), lambda: explain(A, B, bias=C), lambda: explain(A, B, beta=0.5),
         lambda: explain(**SIZES, beta=0.5),
     ),
     "baddbmm of a column": (lambda: triton_gemm.baddbmm(COLUMN, X, Y), lambda: explain(X, Y, bias=COLUMN)),
     "groups of rows": (
-        lambda: triton_gemm.grouped_matmul(A, Y, OFFS),
-        lambda: explain(A, Y, groups=OFFS),
-        lambda: explain(A, Y, groups=3),
-        lambda: explain(**SIZES, groups=3),
+        lambda: triton_gemm.grouped_matmul(A, Y, OFFS), lambda: explain(A, Y, groups=OFFS),
+        lambda: explain(A, Y, groups=3), lambda: explain(**SIZES, groups=3),
     ),
     "groups of columns": (
-        lambda: triton_gemm.grouped_matmul(X, h(24, 16), OFFS),
-        lambda: explain(X, h(24, 16), groups=OFFS),
+        lambda: triton_gemm.grouped_matmul(X, h(24, 16), OFFS), lambda: explain(X, h(24, 16), groups=OFFS),
         lambda: explain(**SIZES, groups=3, group_dim="N"),
     ),
     "groups along K": (
@@ -115,10 +100,8 @@ SAME: dict[str, tuple[Call, ...]] = {
         lambda: explain(**SIZES, groups=3, group_dim="K", out_dtype=FLOAT),
     ),
     "scaled": (
-        lambda: triton_gemm.scaled_matmul(A8, B8, ONE, ONE),
-        lambda: explain(A8, B8, scales=(ONE, ONE)),
-        lambda: explain(A8, B8, scales="tensor"),
-        lambda: explain(**SIZES8, scales="tensor"),
+        lambda: triton_gemm.scaled_matmul(A8, B8, ONE, ONE), lambda: explain(A8, B8, scales=(ONE, ONE)),
+        lambda: explain(A8, B8, scales="tensor"), lambda: explain(**SIZES8, scales="tensor"),
     ),
     "scaled, fast and with a bias": (
         lambda: triton_gemm.scaled_matmul(A8, B8, *ROWS, bias=torch.ones(144), use_fast_accum=True, out_dtype=FLOAT),
@@ -126,8 +109,7 @@ SAME: dict[str, tuple[Call, ...]] = {
         lambda: explain(**SIZES8, scales="rows", bias=True, use_fast_accum=True, out_dtype=FLOAT),
     ),
     "blocks of scales": (
-        lambda: triton_gemm.scaled_matmul(A8, B8, *BLOCKS),
-        lambda: explain(A8, B8, scales=BLOCKS),
+        lambda: triton_gemm.scaled_matmul(A8, B8, *BLOCKS), lambda: explain(A8, B8, scales=BLOCKS),
         lambda: explain(**SIZES8, scales="blocks"),
     ),
 }  # fmt: skip
