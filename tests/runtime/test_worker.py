@@ -208,8 +208,9 @@ def test_a_killed_tuning_leaves_no_worker(tmp_path: Path) -> None:
     pid = int(tuning.stdout.readline())
     assert soon((tmp_path / "begun").exists) and runs(pid)
     tuning.kill()
-    tuning.communicate()
+    tuning.wait()
     assert soon(lambda: not runs(pid))
+    tuning.communicate()
 
 
 # --- Many ---

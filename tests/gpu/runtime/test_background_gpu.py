@@ -67,7 +67,7 @@ def test_a_killed_process_leaves_no_worker(tmp_path: Path) -> None:
         assert workers
     finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.wait()
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
