@@ -20,8 +20,8 @@ class Linear(torch.nn.Linear):
 
     Args:
         in_features, out_features, bias, device, dtype: As in `torch.nn.Linear`.
-        activation: None, "relu", "gelu" (with erf), "gelu_tanh" or "silu", in the same kernel. Gates and residuals
-            are arguments of `triton_gemm.linear` alone.
+        activation: None, "relu", "gelu" (with erf), "gelu_tanh" or "silu", in the same kernel. Only
+            `triton_gemm.linear` takes a gate or a residual.
         precision: As in `triton_gemm.matmul`, for fp32 parameters only.
         batch_invariant: As in `triton_gemm.matmul`. Rows are all leading dimensions of the input together.
 

@@ -43,7 +43,7 @@ def prepare(
 
     These are the GEMMs of forward passes, by `triton_gemm.linear`, `triton_gemm.nn.Linear`, and torch's linear under
     `use()`: of contiguous inputs [.., K] that are not 1-D and have the weights' dtype, under the policy that counts
-    here. With an activation they are those without gradients. Where they run, addresses of weights and
+    here. For layers with an activation they are those without gradients. Where they run, addresses of weights and
     biases are multiples of 16 bytes, as torch's allocations are. Nothing may be launched meanwhile.
 
     Args:

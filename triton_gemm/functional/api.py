@@ -387,7 +387,7 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
         and request.batch_invariant is None
         and override_functions(a, weight, bias, gate, gate_bias)
     ):
-        # Their class says by itself what torch's functions do with them, and quantized weights know no others.
+        # Tensor subclasses override torch's functions, and quantized weights override no others.
         return matrices.unfused(x, request, lambda product, _: torch.nn.functional.linear(*product[:3]))
     operands = [y for y in x if y is not None]
     cast = list(_autocast(*operands))

@@ -179,7 +179,7 @@ def _is_one_product(x: Operands, request: Request, shape: Sequence[int]) -> bool
 
 
 def unfused(x: Operands, request: Request, multiply: Callable[[Operands, Request], torch.Tensor]) -> torch.Tensor:
-    """As `compute`, by `multiply` of each product, a gate's first, and by torch."""
+    """As `compute`, by one `multiply` for each product, the gate's first, and torch's functions for the rest."""
     a, b, input, residual, gate, gate_bias = x
     product = request._replace(activation=None, preactivation=False)
     c = multiply(Operands(a, b, input) if gate is None else Operands(a, gate, gate_bias), product)

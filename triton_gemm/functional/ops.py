@@ -160,7 +160,7 @@ def gemm(
 
 
 def _decomposed(x: Operands, request: Request) -> torch.Tensor:
-    """The same by several operators, of which DTensor knows how they are sharded."""
+    """`gemm` by several operators, for which DTensor has sharding rules."""
     if request.activation is None and x.gate is None and x.input is None:
         return gemm(x.a, x.b, x.residual, request)
     return matrices.unfused(x, request, lambda product, how: gemm(*product[:3], how))

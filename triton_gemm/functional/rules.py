@@ -179,7 +179,7 @@ def grouped(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, gate: t
         raise RuntimeError(f"contraction dimension of mat_a and mat_b must match, not {by(a.shape)} and {by(b.shape)}")
     if a.dtype != b.dtype:
         raise RuntimeError(
-            f"mat_a and mat_b must have the same dtype, not {a.dtype} and {b.dtype}; autocast casts none"
+            f"mat_a and mat_b must have the same dtype, not {a.dtype} and {b.dtype}; autocast does not cast them"
         )
     if offs is None or a.dim() == b.dim() == 3:
         raise RuntimeError("Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d")
@@ -204,7 +204,7 @@ def gate_of_groups(a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, rank: i
         )
         raise RuntimeError(
             "grouped_matmul(): with a gate mat_a is [M, K] (without offs [G, M, K]), and mat_b and gate are "
-            f"[G, K, N], all of one dtype; autocast casts none; got {found}"
+            f"[G, K, N], all of one dtype, as autocast does not cast them; got {found}"
         )
 
 

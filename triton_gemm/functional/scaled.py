@@ -113,7 +113,7 @@ def launch(
     activation: str | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, fast_path.Known | None]:
-    """The product, in `out` where given, and what calls like it launch."""
+    """The product, in `out` if given, and the launch that repeated calls take."""
     kind, scales = check(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     rules.runs("scaled_matmul", a)
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device) if out is None else out

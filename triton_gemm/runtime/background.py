@@ -31,7 +31,7 @@ from . import stand_ins
 from .binaries import identities
 from .compiling import Compiler, ranks
 from .stand_ins import Available, Job
-from .worker import LostError, Worker, python, told
+from .worker import LostError, Worker, error_line, python
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
@@ -179,7 +179,7 @@ class FirstCalls:
         try:
             found.compile(*operands)
         except Exception as error:
-            log.warning("%s could not be compiled: %s", stand_in.algorithm, told(error))
+            log.warning("%s could not be compiled: %s", stand_in.algorithm, error_line(error))
             return None
         self.available.add(self.device, plan.problem, stand_in)
         return found

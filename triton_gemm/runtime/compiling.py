@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from .worker import LostError, Worker, told
+from .worker import LostError, Worker, error_line
 
 THREADS = 16
 STARTING = 4  # processes at once: of more the first is ready later, as each imports torch
@@ -222,7 +222,7 @@ class Compiler:
         try:
             self.compile(job)
         except Exception as error:
-            return told(error)
+            return error_line(error)
         return None
 
     def _report(self, lost: LostError) -> None:

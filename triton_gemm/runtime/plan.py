@@ -110,7 +110,7 @@ class Step:
             else:
                 arguments.append(part)
         self.arguments, self.values, self.maps = arguments, tuple(values), tuple(maps)
-        self.encoded: dict[int, Any] = {}  # by number, the last tensor map that was encoded
+        self.encoded: dict[int, Any] = {}  # the last tensor map of each number in `maps`
 
     def fill(self, values: Sequence[Any]) -> list[Any]:
         """The arguments for a call's values. Threads may fill at once: they share nothing but the cache of maps."""

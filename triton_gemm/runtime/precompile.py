@@ -26,7 +26,7 @@ from ..selection.select import Selection
 from .background import held
 from .binaries import SCALARS, identity, launches_on, operands_of
 from .plan import selection_for
-from .worker import told
+from .worker import error_line
 
 SELECTING_S = 0.1  # between two calls of `selecting`: a selection takes less than a millisecond
 
@@ -97,7 +97,7 @@ def precompile(
                     of_capability.setdefault(identity(launch, operands), (launch, operands))
             except Exception as error:  # whoever chose it, other selections are compiled
                 sizes = f"{problem.M}x{problem.N}x{problem.K}"
-                failures.append(f"{sizes}, {selection.kernel} {selection.config}: {told(error)}")
+                failures.append(f"{sizes}, {selection.kernel} {selection.config}: {error_line(error)}")
     selecting(len(pairs), len(pairs))
     total = sum(map(len, wanted.values()))
     found: dict[str, bool] = {}
@@ -123,7 +123,7 @@ def precompile(
                     if wrong is None:
                         kernels.append(job.result())
                     else:
-                        failures.append(f"{jobs[job].kernel.__name__}: {told(wrong)}")
+                        failures.append(f"{jobs[job].kernel.__name__}: {error_line(wrong)}")
                     done += 1
                     progress(done, total)
             except BaseException:  # an interruption does not wait for what has not begun

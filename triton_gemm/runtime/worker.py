@@ -68,8 +68,8 @@ class LostError(RuntimeError):
     """There is no worker: it could not be started, or ended by itself or from outside."""
 
 
-def told(error: BaseException) -> str:
-    """An error, in a line."""
+def error_line(error: BaseException) -> str:
+    """An error's type and the first line of its text."""
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
 
 
@@ -139,7 +139,7 @@ class Worker:
             raise LostError(f"it ended with {self.end(GONE_S)}") from None
         except Exception as error:  # no such command, no memory, too slow
             self.end()
-            raise LostError(told(error)) from None
+            raise LostError(error_line(error)) from None
 
     def compile(self, job: object, limit_s: float) -> str | None:
         """Has the process, which is started, compile; why that has failed, or None. A crash of the compiler is the
@@ -163,7 +163,7 @@ class Worker:
             raise LostError(f"it ended with {code}") from None
         except Exception as error:
             self.end()
-            raise LostError(told(error)) from None
+            raise LostError(error_line(error)) from None
         return why
 
     def close(self) -> None:
@@ -262,5 +262,5 @@ def _failure(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> 
         for launch in made:
             compiled(launch, operands, SCALARS)
     except Exception as error:
-        return told(error)
+        return error_line(error)
     return None

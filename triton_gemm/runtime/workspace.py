@@ -31,7 +31,7 @@ PER_THREAD = 2  # the handle of CU_STREAM_PER_THREAD
 _workspaces: dict[tuple[int, int, int, int], list[torch.Tensor]] = {}  # threads change it, in one step each
 _threads = count(1)
 _of_thread = threading.local()  # number: the thread's, which no other has, as a later one may have its ident
-_followers: list[Callable[[], None]] = []  # called when what is kept has changed
+_followers: list[Callable[[], None]] = []  # called after each change of _workspaces
 
 
 def release_captured() -> None:
@@ -74,12 +74,12 @@ def workspace(device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
 
 
 def is_of_stream(device: int, stream: int, memory: list[torch.Tensor]) -> bool:
-    """Whether that is the `workspace` of all launches on this stream, until what follows changes is called."""
+    """Whether all launches on this stream have `memory` as their `workspace`, until the followers are called."""
     return _workspaces.get((device, stream, 0, 0)) is memory
 
 
 def follow(changed: Callable[[], None]) -> None:
-    """Has `changed` called after each change of what is kept."""
+    """Registers `changed`, to be called after each change of the kept workspaces."""
     if changed not in _followers:
         _followers.append(changed)
 

@@ -58,7 +58,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Of its file. Made of numbers and of one of BITS, whatever a file holds."""
+        """The file's name. Made of numbers and of one of BITS, whatever text a file holds."""
         return f"{self.silicon}-triton{self.triton}-{self.bits}.v{FORMAT}.json"
 
     @cached_property

@@ -25,7 +25,7 @@ ATTEMPTS = 2  # at a product during which the GPU was not fit to be measured
 
 
 class Comparing:
-    """A comparison that is under way on a GPU; `progress` is told what was found so far after every product."""
+    """A comparison that is under way on a GPU; `progress` is called with the report so far after every product."""
 
     def __init__(self, gpu: Gpu, budget: float, progress: Callable[[Comparison], None]) -> None:
         self.gpu, self.budget, self.progress, self.begin = gpu, budget, progress, gpu.now()

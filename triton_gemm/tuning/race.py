@@ -93,7 +93,7 @@ class Race(Generic[Way]):
     once: Mapping[Way, float] = field(default_factory=dict)
 
 
-Callback = Callable[[int, int, Way, float, float], None] | None  # timed, of how many, the best, its ms, ways[0]'s
+Callback = Callable[[int, int, Way, float, float], None] | None  # timed, of how many, the best, its ms, ways[0]'s ms
 
 
 def race(
@@ -106,8 +106,8 @@ def race(
 ) -> Race[Way]:
     """Times candidates against ways[0], the incumbent, within `budget_s` seconds but for what is under way then.
 
-    before: who won the last time, if it is known; progress: is told what is timed and who leads. FailedError where the
-    incumbent cannot be timed.
+    before: the last race's winner, if known; progress: is called with what is timed and which one
+    leads. FailedError where the incumbent cannot be timed.
     """
     begin = bench.now()
     running = _Field(ways, bench, before, progress)
@@ -161,7 +161,7 @@ class _Field(Generic[Way]):
                     entered.append(way)
             if entered:
                 self.time([incumbent, *entered], HEAT)
-            self.tell()
+            self.report_progress()
 
     def time(self, ways: Sequence[Way], rounds: int) -> list[list[float]]:
         """The logarithms of their times in each round, over the incumbent's, who is among them."""
@@ -182,7 +182,7 @@ class _Field(Generic[Way]):
             self.time(standing, rounds)
             self.keep(max(FINALISTS, -(-len(standing) // 2)))
             rounds *= 2
-            self.tell()
+            self.report_progress()
         self.keep(FINALISTS)
 
     def keep(self, count: int) -> None:
@@ -232,7 +232,7 @@ class _Field(Generic[Way]):
             once=self.once,
         )
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         if self.progress is not None:
             best = min(self.ms, key=self.ms.__getitem__)
             self.progress(self.timed, len(self.ways), best, self.ms[best], self.ms[self.ways[0]])

@@ -100,7 +100,7 @@ class Session:
         self.lab, self.journal, self.wishes, self.progress = lab, journal, wishes, progress
         self.begin = lab.now()
         self.best_ms = float("inf")  # of the reference product
-        self.last_probe: tuple[float, Conditions] | None = None  # when, and what was seen
+        self.last_probe: tuple[float, Conditions] | None = None  # its time and result
         self.look_s = 0.0  # that it took
         self.waited = False  # for the first product's candidates
         self.winners: dict[GemmProblem | None, list[Algorithm]] = {}  # for other numbers of rows, by weight
@@ -235,7 +235,7 @@ class Session:
         the candidates that there was no time for."""
         problem, ways = entrant.problem, entrant.ways
         begin, why = self.lab.now(), ""
-        tell = self.telling(problem, number)
+        callback = self.progress_callback(problem, number)
         for attempt in range(ATTEMPTS):
             left = allowance - (self.lab.now() - begin)
             if attempt and left < self.least_s(problem):
@@ -251,7 +251,7 @@ class Session:
                 with_torch = self.wishes.bits == "any" and not independent and torchs_product(problem)[0] is not None
                 torch_s = min(OF_TORCH[0] * race_s, OF_TORCH[1]) if with_torch else 0.0
                 preferred = None if independent or self.wishes.repeat > 1 else entrant.before
-                found = race.race(ways, bench, race_s - torch_s, before=preferred, progress=tell)
+                found = race.race(ways, bench, race_s - torch_s, before=preferred, progress=callback)
                 of_torch = against_torch(bench, found.way, torch_s) if with_torch else None
             except race.FailedError as error:
                 return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"the model's choice: {error}"), entrant
@@ -294,11 +294,11 @@ class Session:
         self.look_s = self.last_probe[0] - begin
         return found
 
-    def telling(self, problem: GemmProblem, number: tuple[int, int]) -> race.Callback[Selection]:
+    def progress_callback(self, problem: GemmProblem, number: tuple[int, int]) -> race.Callback[Selection]:
         if (progress := self.progress) is None:
             return None
 
-        def tell(timed: int, count: int, best: Selection, ms: float, choice_ms: float) -> None:
+        def callback(timed: int, count: int, best: Selection, ms: float, choice_ms: float) -> None:
             step = Progress(
                 number=number[0],
                 count=number[1],
@@ -312,7 +312,7 @@ class Session:
             )
             progress(step)
 
-        return tell
+        return callback
 
     def store(self, report: ShapeReport, entrant: _Entrant) -> ShapeReport:
         """Writes the winner to the table; returns the report with `stored` set, and the outcome "not stored" if that

@@ -17,8 +17,8 @@ Callback = Callable[[Progress], None] | None
 
 @contextmanager
 def shown(progress: Callback) -> Iterator[tuple[Callback, Callable[[ShapeReport], None]]]:
-    """(what is told of every step, what is told of every problem at its end). progress: a user's own, instead of a
-    line in the terminal."""
+    """(callback for every step, callback for the end of every problem). progress: a user's callback, instead of a line
+    in the terminal."""
 
     def logged(report: ShapeReport) -> None:
         log.info("%s", report)

@@ -265,16 +265,16 @@ def ungated_tile(sums, bias, c, beside, output, buffers, number, batch, m, n, ro
     if BIAS == "n" and config.EARLY_BIAS == "":
         bias = gl.load(output.bias_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
     alpha = output.alpha
-    ALONE: gl.constexpr = config.SCALES == "rows" and BIAS == "" and config.HAS_BETA != 1
+    ONLY_SCALED: gl.constexpr = config.SCALES == "rows" and BIAS == "" and config.HAS_BETA != 1
     if config.SCALES == "rows":
         a_scale = gl.load(output.a_scale_ptr + offs_m, mask=offs_m < rows_end, other=0.0)[:, None]
         b_scale = gl.load(output.b_scale_ptr + offs_n, mask=offs_n < output.N, other=0.0)[None, :]
-        # Nothing is added: so alpha is a factor of columns, not of elements.
-        sums = scaled(sums, a_scale, alpha * b_scale if ALONE else b_scale)
+        # Nothing is added to the product: alpha is multiplied into the scales of columns, not into each element.
+        sums = scaled(sums, a_scale, alpha * b_scale if ONLY_SCALED else b_scale)
     if config.SCALES == "tensor":
         sums, power = scaled_once(sums, gl.load(output.a_scale_ptr), gl.load(output.b_scale_ptr))
         alpha *= power
-    if not ALONE:
+    if not ONLY_SCALED:
         sums = before_activation(sums, alpha, output.beta, c, bias, config.HAS_BETA, BIAS != "")
     if beside is not None:
         store_beside(sums, beside, output, buffers, number, batch, m, n, rows_end, config)
@@ -284,8 +284,8 @@ def ungated_tile(sums, bias, c, beside, output, buffers, number, batch, m, n, ro
 
 @gluon.jit
 def store_beside(x, beside, output, buffers, number, batch, m, n, rows_end, config):
-    """Stores x at (m, n), rounded as C is, in the matrices `beside`, which lie as C does: by TMA as `store_in_turn`,
-    or by pointers where C leaves by them, or TMA has loaded C's own values."""
+    """Stores x at (m, n), rounded as C is, in the matrices `beside`, which have C's strides: by TMA as
+    `store_in_turn` where STORES is 2 or more, else by pointers."""
     x = x.to(output.ptr.dtype.element_ty)
     if config.STORES > 1:
         store_in_turn(x, beside, buffers, number, batch, m, n, config)
@@ -298,8 +298,8 @@ def store_beside(x, beside, output, buffers, number, batch, m, n, rows_end, conf
 
 @gluon.jit
 def pointers_like_c(ptr, x, output, batch, m, n, rows_end):
-    """(pointers, mask) of x at (m, n) of the matrices at ptr, which lie as C does. C's own and those of what is stored
-    beside it are written alike: so the compiler computes offsets and mask once, and both fit a thread's registers."""
+    """(pointers, mask) of x at (m, n) of the matrices at ptr, which have C's strides. C's pointers and those of what is
+    stored beside it are alike: so the compiler computes offsets and mask once, and both fit a thread's registers."""
     layout: gl.constexpr = x.type.layout
     offs_m = m + gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))
     offs_n = n + gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
@@ -314,9 +314,9 @@ def pointers_like_c(ptr, x, output, batch, m, n, rows_end):
 
 @gluon.jit
 def store_from_sums(x, ptr, output, batch, m, n, rows_end, config):
-    """Stores x at (m, n) of the matrices at ptr, from where x is. TMA stores C: so its rows have pairs, which a thread
-    moves at once. All but the offsets within the tile is one address, so that columns differ by constants, which take
-    no registers."""
+    """Stores x at (m, n) of the matrices at ptr, from the registers that hold x. As TMA can store C, its rows are
+    aligned to pairs of elements, which a thread stores at once. One base address has all but the offsets within the
+    tile, so columns differ by constants, which take no registers."""
     VECTOR: gl.constexpr = 1 if config.C_COLUMN_MAJOR else 2
     layout: gl.constexpr = x.type.layout
     rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, layout))[:, None]
