@@ -5,7 +5,7 @@ suite, written after each shape. Exit status: 1 if a provider gave wrong results
 interrupted.
 
 `first-calls` and `processes` are no suites of shapes. They measure the first calls of a process, and warm calls in
-processes with other things in them, and have options of their own: `python -m perf.bench first-calls --help`.
+processes under different conditions. Each has its own options: `python -m perf.bench first-calls --help`.
 
 With --baseline each suite is compared with a sweep made before, by the ratios to cuBLAS of both, so that two cards of
 one kind may be compared. --fail-below makes exit status 1 of a slower one.

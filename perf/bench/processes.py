@@ -1,8 +1,9 @@
-"""Measure what a warm call costs the host in processes with other things in them: python -m perf.bench processes.
+"""Measure the host time of a warm call in processes under different conditions: python -m perf.bench processes.
 
-Processes live side by side and take turns, two clean ones among them. A turn times queues of 64 x 64 GEMMs in bf16:
-`matmul`, and torch's `linear` under `use()` and after it, where torch computes it. Exit status: 1 if a process fails,
-2 for a mistake in the call.
+CONDITIONS lists them: idle threads, a checkpoint being loaded, no compiler and others. The processes live at the same
+time and are timed round-robin; two are clean. In each round a process times queues of 64 x 64 GEMMs in bf16: `matmul`,
+and torch's `linear` under `use()` and outside it, where torch computes it. Exit status: 1 if a process fails, 2 for a
+mistake in the call.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from triton_gemm.tuning.timing import no_garbage
 NAME, FILE = "processes", "processes.csv"
 CLEAN, BAR, IDLE, LOADING = "clean", "after a tqdm bar", "16 idle threads", "4 threads load a checkpoint"
 NO_COMPILER = "no compiler, empty cache"
-KINDS = (CLEAN, "clean, another one", BAR, IDLE, LOADING, NO_COMPILER)
-SIZE, CALLS, QUEUES, ROUNDS = 64, 100, 5, 10  # of operands, of a queue, of a turn
+CONDITIONS = (CLEAN, "clean, another one", BAR, IDLE, LOADING, NO_COMPILER)
+SIZE, CALLS, QUEUES, ROUNDS = 64, 100, 5, 10  # M, N and K; calls of a queue; queues of a round
 CHILD = f"from {__name__} import child; child()"
 COLUMNS = ("process", "call", "host_us", "host_us_p20", "host_us_p80", "over_clean", "launched_by", "threads")
 OF_ENVIRONMENT = ("date", "commit", "sources", "gpu", "driver", "torch", "triton", "cuda", "python")
-Turns = dict[str, list[dict[str, Any]]]  # of each kind: microseconds of each call, and the rest of COLUMNS
+Results = dict[str, list[dict[str, Any]]]  # of each condition and round: us of each call, and the rest of COLUMNS
 
 
 def child() -> None:
-    """In a process, whose kind the command line says: a turn for each line that it reads, printed as JSON."""
-    during = become(sys.argv[1])
+    """Runs in a process, under the condition in sys.argv. For each line of stdin it measures, and prints JSON."""
+    during = set_up(sys.argv[1])
     a, b = torch.randn(2, SIZE, SIZE, device=operands.DEVICE, dtype=torch.bfloat16)
     linear = partial(torch.nn.functional.linear, a, b)
     calls: dict[str, Callable[[], Callable[[], float]]] = {
@@ -66,19 +67,19 @@ def queue(call: Callable[[], object], within: Callable[[], Any]) -> Callable[[],
         return Queue([call], CALLS, drain=False).start()
 
 
-def become(kind: str) -> Callable[[], AbstractContextManager[None]]:
-    """Makes this process one of that kind; what it returns is open in turns."""
-    if kind == BAR:
+def set_up(condition: str) -> Callable[[], AbstractContextManager[None]]:
+    """Puts this process under the condition. Returns what makes a context manager, which is open during a round."""
+    if condition == BAR:
         from tqdm import tqdm
 
         list(tqdm(range(3)))  # its monitor is a thread, and stays
-    for _ in range(16 if kind == IDLE else 0):
+    for _ in range(16 if condition == IDLE else 0):
         Thread(target=Event().wait, daemon=True).start()
-    return loading() if kind == LOADING else nullcontext
+    return loading() if condition == LOADING else nullcontext
 
 
 def loading() -> Callable[[], AbstractContextManager[None]]:
-    """Blocks in which 4 threads load a checkpoint of 64 MiB again and again."""
+    """Makes context managers within which 4 threads load a checkpoint of 64 MiB again and again."""
     from safetensors.torch import load_file, save_file
 
     folder = TemporaryDirectory()
@@ -106,61 +107,62 @@ def loading() -> Callable[[], AbstractContextManager[None]]:
     return during
 
 
-def started(kind: str, empty: str) -> subprocess.Popen[str]:
-    """A process of that kind. empty: the folder that is PATH and cache of one without a compiler; what Triton built for
-    those before is in Triton's own cache."""
-    changed = {"PATH": empty, "XDG_CACHE_HOME": empty, "CXX": ""} if kind == NO_COMPILER else {}
+def started(condition: str, empty: str) -> subprocess.Popen[str]:
+    """A process under the condition. empty: a folder that is PATH and the user's cache where there is no compiler. What
+    Triton itself compiles there, it finds in its own cache, since the other processes have run it."""
+    changed = {"PATH": empty, "XDG_CACHE_HOME": empty, "CXX": ""} if condition == NO_COMPILER else {}
     surroundings = {**os.environ, "TRITON_GEMM_BACKGROUND": "0", **changed}
-    command, pipe = [sys.executable, "-c", CHILD, kind], subprocess.PIPE
+    command, pipe = [sys.executable, "-c", CHILD, condition], subprocess.PIPE
     return subprocess.Popen(command, cwd=environment.ROOT, env=surroundings, stdin=pipe, stdout=pipe, text=True)
 
 
-def take_turns(rounds: int) -> Turns:
-    """After a turn that is not counted; every other round backwards. A kind whose process fails is left out."""
-    turns: Turns = {kind: [] for kind in KINDS}
+def run_rounds(rounds: int) -> Results:
+    """One more round comes first, to warm up, and is dropped. Odd rounds run in reverse order. A condition whose
+    process fails is left out."""
+    results: Results = {condition: [] for condition in CONDITIONS}
     with TemporaryDirectory() as empty, ExitStack() as stack:
         running: dict[str, Any] = {}
         for number in range(rounds + 1):
-            for kind in list(turns)[:: -1 if number % 2 else 1]:
-                process = running.get(kind) or running.setdefault(kind, stack.enter_context(started(kind, empty)))
+            for name in list(results)[:: -1 if number % 2 else 1]:
+                process = running.get(name) or running.setdefault(name, stack.enter_context(started(name, empty)))
                 try:
                     os.write(process.stdin.fileno(), b"\n")
-                    turns[kind].append(json.loads(process.stdout.readline()))
+                    results[name].append(json.loads(process.stdout.readline()))
                 except (BrokenPipeError, json.JSONDecodeError):
-                    print(f"FAILED {kind}: its process printed no turn, as it says above", file=sys.stderr)
-                    del turns[kind]
-    return {kind: found[1:] for kind, found in turns.items()}
+                    print(f"FAILED {name}: its process printed no result; its error is above", file=sys.stderr)
+                    del results[name]
+    return {name: found[1:] for name, found in results.items()}
 
 
-def rows(turns: Turns) -> list[list[formats.Cell]]:
-    """COLUMNS of each kind and call. over_clean: the median of the ratios to the clean process in the same round."""
+def rows(results: Results) -> list[list[formats.Cell]]:
+    """COLUMNS of each condition and call. over_clean: the median, over rounds, of the ratio to the clean process."""
     found: list[list[formats.Cell]] = []
-    for kind, own in turns.items():
+    for condition, own in results.items():
         for call in own[0]["us"]:
-            us = percentiles([turn["us"][call] for turn in own])
-            over = median(turn["us"][call] / clean["us"][call] for turn, clean in zip(own, turns[CLEAN], strict=True))
+            us = percentiles([one["us"][call] for one in own])
+            over = median(one["us"][call] / clean["us"][call] for one, clean in zip(own, results[CLEAN], strict=True))
             times = [f"{us[name]:.2f}" for name in ("median", "p20", "p80")]
-            found.append([kind, call, *times, f"{over:.3f}", own[-1]["launched_by"], own[-1]["threads"]])
+            found.append([condition, call, *times, f"{over:.3f}", own[-1]["launched_by"], own[-1]["threads"]])
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m perf.bench {NAME}", description=__doc__)
-    parser.add_argument("--rounds", type=args.count, default=ROUNDS, metavar="N", help="turns of each (%(default)s)")
+    parser.add_argument("--rounds", type=args.count, default=ROUNDS, metavar="N", help="rounds to time (%(default)s)")
     rounds = parser.parse_args(arguments).rounds
-    made: Mapping[str, Any] = environment.describe("host")
-    if made["gpu"] is None:
+    surroundings: Mapping[str, Any] = environment.describe("host")
+    if surroundings["gpu"] is None:
         print(f"error: {NAME} needs a CUDA GPU, and torch sees none here", file=sys.stderr)
         return 2
     if (why := native_build.ahead()) is not None:
         print(f"C++ launches no calls: {why}", file=sys.stderr)
-    if CLEAN not in (turns := take_turns(rounds)):
+    if CLEAN not in (results := run_rounds(rounds)):
         return 1
-    measured = rows(turns)
-    file = environment.RESULTS / environment.slug(made["gpu"]) / FILE
+    measured = rows(results)
+    file = environment.RESULTS / environment.slug(surroundings["gpu"]) / FILE
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", newline="") as opened:
-        of = [made[name] for name in OF_ENVIRONMENT]
+        of = [surroundings[name] for name in OF_ENVIRONMENT]
         csv.writer(opened, lineterminator="\n").writerows([[*COLUMNS, *OF_ENVIRONMENT], *([*x, *of] for x in measured)])
     print(f"{formats.table(COLUMNS, measured)}\n\nWritten to {shown(file)}.")
-    return 0 if len(turns) == len(KINDS) else 1
+    return 0 if len(results) == len(CONDITIONS) else 1
