@@ -59,7 +59,7 @@ def no_call_is_like_another_tests() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder of tables, empty, in this test alone."""
+    """An empty folder, which is the user's folder of tables during this test."""
     from tests.support import table_fakes
 
     return table_fakes.own_folder(tmp_path, monkeypatch)
@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def default_policy() -> Iterator[None]:
-    """It counts when the test begins, and what the test sets ends with it."""
+    """The default policy is set when the test begins, and the policy before it is restored when it ends."""
     from tests.support import table_fakes
 
     with table_fakes.default_policy():

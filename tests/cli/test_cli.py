@@ -199,13 +199,13 @@ BACKTRACE = "it is too large\nException raised from sizes at sizes.cpp:79\nframe
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [(RuntimeError(BACKTRACE), 1, "it is too large"), (KeyboardInterrupt(), 130, "interrupted")],
 )
-def test_errors_are_told_in_a_line(error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without torch's backtraces; an interruption has its own code."""
+def test_errors_are_one_line(error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's backtrace is left out. An interruption has its own exit code."""
     monkeypatch.setattr(cli.doctor, "examine", Mock(side_effect=error))
-    assert document("doctor", code=code) == {"error": said}
+    assert document("doctor", code=code) == {"error": message}
 
 
 def test_an_interruption_of_importing_has_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:

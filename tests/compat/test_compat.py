@@ -645,8 +645,8 @@ def _products() -> None:
     assert torch.equal(out, (a @ b).bfloat16())
 
 
-# Each check tries what of `compat` it is named after, or these.
-TRIES = {
+# The names of `compat` that a check tests, where they are not the check's own name.
+TESTED_NAMES = {
     "_library_of": "library_of before_withdrawal",
     "_autotuner": "Autotuner",
     "_clusters": "CLUSTERS",
@@ -667,7 +667,7 @@ TRIES = {
     "_extension": "cxx_compiler import_native native_commands native_key native_refused set_up_native",
 }
 CHECKS = {name: check for name, check in globals().items() if name[0] == "_" and inspect.isfunction(check)}
-USES = {use for name in CHECKS for use in TRIES.get(name, name[1:]).split()}
+USES = {use for name in CHECKS for use in TESTED_NAMES.get(name, name[1:]).split()}
 # Public names of Gluon that 3.9 changed, and device functions: every kernel's tests use them.
 PUBLIC = {
     *("INTERPRETED", "TENSOR_MAP", "TFLOAT32", "async_load", "reinterpret", "tma_load", "tma_store"),
@@ -683,7 +683,7 @@ def test_each_use_works(name: str) -> None:
     try:
         CHECKS[name]()
     except Exception as error:
-        uses = TRIES.get(name, name[1:])
+        uses = TESTED_NAMES.get(name, name[1:])
         pytest.fail(f"compat.{uses} does not work with {VERSIONS}: {type(error).__name__}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""All tests here need a GPU. `make gpu-battery` says by environment variables which of them run, and until when."""
+"""All tests here need a GPU. `make gpu-battery` sets by environment variables which of them run, and until when."""
 
 from __future__ import annotations
 

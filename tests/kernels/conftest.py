@@ -1,4 +1,4 @@
-"""The warp-specialised kernel on the CPU, for all files of tests that run it."""
+"""Fixtures that run the warp-specialised kernel on the CPU."""
 
 from __future__ import annotations
 

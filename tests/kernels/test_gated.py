@@ -196,7 +196,7 @@ ALIGNED = (1024, 1280, 2048)
 
 
 def of_portable(config: portable.Config, capability: tuple[int, int]) -> list[GemmProblem]:
-    """Those that the kernel takes, with a gelu if it takes that, else with silu."""
+    """The problems that the tile can compute, with gelu if it can, else with silu."""
     device, found = device_of_capability(capability), []
     for size in (ALIGNED, (1021, 1279, 2043)):
         for made in (partial(gated_problem, *size, bias="n"), partial(in_groups, *size)):
@@ -216,7 +216,7 @@ def of_portable(config: portable.Config, capability: tuple[int, int]) -> list[Ge
     ],
 )
 def test_the_portable_kernel_spills_nothing(config: portable.Config, capability: tuple[int, int]) -> None:
-    """Operands that lie on 16 bytes are copied to shared memory by vectors, both matrices alike; a bias by elements."""
+    """Matrices aligned to 16 bytes are copied to shared memory by vectors, both weights alike. A bias is not."""
     for problem in of_portable(config, capability):
         kernel = compiled(problem, portable.launches(problem, config), capability)
         assert kernel.spills == 0

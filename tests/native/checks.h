@@ -26,7 +26,7 @@
     std::_Exit(1);                                                                \
   } while (false)
 
-// Checks of a program, which run one after another.
+// The tests of a program, which run one after another.
 struct Named {
   const char* name;
   void (*run)();
@@ -45,7 +45,7 @@ int main() {
   }
 }
 
-// Runs this in so many threads at once, each with its number.
+// Runs `body` in `count` threads at once, and passes each its number.
 template <typename Body>
 void in_threads(int count, const Body& body) {
   std::vector<std::thread> threads;

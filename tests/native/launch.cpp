@@ -1,4 +1,4 @@
-// Checks of launches and of the memory that they share, with a driver that notes what it is shown.
+// Tests of launches and workspaces, with a fake driver that records its arguments.
 #include "launch.h"
 
 #include <functional>
@@ -17,27 +17,27 @@ struct Seen {
   std::vector<const char*> parameters;
 };
 thread_local std::vector<Seen> seen;
-thread_local std::vector<CUresult> answers;  // to the next launches; then success
+thread_local std::vector<CUresult> answers;  // to the next launches; later ones succeed
 thread_local std::vector<int> contexts;
-thread_local std::function<void(void** parameters)> look;
+thread_local std::function<void(void** parameters)> on_launch;
 
-CUresult note(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
+CUresult record_launch(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
   CHECK(extra == nullptr);
   seen.push_back({function, *config, {config->attrs, config->attrs + config->numAttrs}, {}});
-  if (look) look(parameters);
+  if (on_launch) on_launch(parameters);
   if (answers.empty()) return CUDA_SUCCESS;
   const CUresult answer = answers.front();
   answers.erase(answers.begin());
   return answer;
 }
 
-CUresult words(CUresult error, const char** text) {
+CUresult error_string(CUresult error, const char** text) {
   if (error == CUDA_ERROR_ILLEGAL_ADDRESS) *text = "an illegal address";
   return error == CUDA_ERROR_ILLEGAL_ADDRESS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// As a driver that keeps the address in a map's first bytes.
-thread_local std::vector<CUresult> refusals;  // to the next replacements; then success
+// Replaces the address of a tensor map, which is in the map's first bytes.
+thread_local std::vector<CUresult> refusals;  // to the next replacements; later ones succeed
 CUresult replace(CUtensorMap* map, void* address) {
   CHECK(reinterpret_cast<uintptr_t>(map) % alignof(CUtensorMap) == 0);
   if (!refusals.empty()) {
@@ -49,14 +49,15 @@ CUresult replace(CUtensorMap* map, void* address) {
   return CUDA_SUCCESS;
 }
 
-// Stream 1 is captured; of stream 2 that cannot be told.
+// Stream 1 is being captured; for stream 2 the query fails.
 CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status) {
   *status = stream == reinterpret_cast<CUstream>(1) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
                                                     : CU_STREAM_CAPTURE_STATUS_NONE;
   return stream == reinterpret_cast<CUstream>(2) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
 }
 
-const Driver driver{note, words, replace, is_capturing, [](int device) { contexts.push_back(device); }};
+const Driver driver{record_launch, error_string, replace, is_capturing,
+                    [](int device) { contexts.push_back(device); }};
 const auto stream = reinterpret_cast<CUstream>(0x57);
 
 template <typename T>
@@ -84,7 +85,7 @@ TEST(parameters_are_the_call_s) {
   step.addresses = {{0, 2}, {8, 0}, {40, 1}};
   step.alphas = {{16, 4}, {24, 8}};
   for (const double alpha : {1.0, 0.1, -2.5}) {
-    look = [&](void** parameters) {
+    on_launch = [&](void** parameters) {
       CHECK(at<uint64_t>(parameters[0]) == 300 && at<uint64_t>(parameters[1]) == 100);
       CHECK(at<float>(parameters[2]) == static_cast<float>(alpha) && at<double>(parameters[3]) == alpha);
       CHECK(at<int>(parameters[2]) != 0x05050505 &&
@@ -94,7 +95,7 @@ TEST(parameters_are_the_call_s) {
     launch_once(step, {100, 200, 300}, alpha);
     CHECK(seen.size() == 1);
   }
-  look = nullptr;
+  on_launch = nullptr;
 }
 
 TEST(a_step_is_not_changed_by_its_launch) {
@@ -140,7 +141,7 @@ TEST(attributes_are_those_that_were_set) {
   CHECK(seen.at(0).attributes.size() == 1);
 }
 
-TEST(what_the_driver_says_is_thrown_in_triton_s_words) {
+TEST(driver_errors_are_thrown_as_triton_throws_them) {
   const Step step = step_of(8, {0});
   answers = {CUDA_ERROR_ILLEGAL_ADDRESS};
   CHECK_THROWS(launch_once(step, {}, 1), std::runtime_error, "Triton Error [CUDA]: an illegal address");
@@ -199,7 +200,7 @@ TEST(a_launch_has_the_maps_of_its_addresses) {
   Step step = step_of(320, {0, 128, 256});
   step.maps = {{0, 1}, {128, 0}};
   step.addresses = {{256, 1}};
-  look = [](void** parameters) {
+  on_launch = [](void** parameters) {
     CHECK(at<uint64_t>(parameters[0]) == 20 && at<uint64_t>(parameters[1]) == 10);
     for (int i = 0; i < 2; ++i)
       for (int byte = 8; byte < 128; ++byte) CHECK(static_cast<char*>(parameters[i])[byte] == '\5');
@@ -210,7 +211,7 @@ TEST(a_launch_has_the_maps_of_its_addresses) {
   refusals = {CUDA_ERROR_INVALID_CONTEXT};
   launch_once(step, {10, 20}, 1);
   CHECK(seen.size() == 1 && contexts == std::vector<int>{3});
-  look = nullptr;
+  on_launch = nullptr;
   refusals = {CUDA_ERROR_ILLEGAL_ADDRESS};
   CHECK_THROWS(launch_once(step, {10, 20}, 1), std::runtime_error, "Triton Error [CUDA]: an illegal address");
   CHECK(seen.empty());
@@ -222,8 +223,8 @@ Workspace workspace_of(uint64_t address, uint64_t bytes, std::shared_ptr<void> o
   return {{address, address + 1}, bytes, std::move(owner)};
 }
 
-uint64_t found_in(const Workspaces& workspaces, int device, CUstream of, uint64_t bytes) {
-  const auto found = workspaces.find(driver, device, of, bytes);
+uint64_t found_in(const Workspaces& workspaces, int device, CUstream of_stream, uint64_t bytes) {
+  const auto found = workspaces.find(driver, device, of_stream, bytes);
   CHECK(!found || (found->bytes >= bytes && found->addresses[1] == found->addresses[0] + 1));
   return found ? found->addresses[0] : 0;
 }
@@ -252,8 +253,8 @@ TEST(a_captured_stream_has_none) {
   }
 }
 
-// Memory may be freed by what needs a lock of others, and then looks here.
-TEST(memory_ends_without_the_lock) {
+// Freeing memory may use the workspaces again, which would deadlock if their lock were held.
+TEST(memory_is_freed_without_the_lock) {
   Workspaces workspaces;
   int ended = 0;
   const auto owner = [&] {

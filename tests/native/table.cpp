@@ -203,7 +203,7 @@ TEST(a_forked_child_has_tables_of_its_own) {
   CHECK(number_at(table, key_of({1})) == 1);
 }
 
-#ifndef __SANITIZE_ADDRESS__  // whose allocator may hold a lock across a fork, for which the child would wait
+#ifndef __SANITIZE_ADDRESS__  // its allocator may hold a lock during a fork: the child would wait for ever
 TEST(a_child_waits_for_no_thread_of_its_parent) {
   Table table(2);
   std::atomic<bool> ends = false;

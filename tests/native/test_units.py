@@ -20,7 +20,7 @@ GIVEN_UP = "std::vector<Entries::node_type> given_up;  // they end after the loc
 FLAGS = ["-std=c++20", "-g1", "-Wall", "-Wextra", "-Werror", f"-I{HERE}", f"-I{native._SOURCES[0].parent}"]
 UNITS = {x.stem: x for x in native._SOURCES if x.stem in ("launch", "table")}
 
-# By unit : what is replaced, and by what.
+# For each unit the text that a bug replaces, and its replacement.
 BUGS: dict[str, dict[str, tuple[str, str]]] = {
     "launch": {
         "alpha-ignored": ("narrow = static_cast<float>(alpha)", "narrow = 1.0f"),
@@ -39,7 +39,7 @@ BUGS: dict[str, dict[str, tuple[str, str]]] = {
         "workspace-of-another-stream": ("{device, stream}", "{device, nullptr}"),
         "workspace-too-small": ("found->second.bytes < bytes", "false"),
         "workspace-under-capture": (" || status != CU_STREAM_CAPTURE_STATUS_NONE", ""),
-        "capture-that-is-not-told": ("!= CUDA_SUCCESS || status", "== CUDA_ERROR_UNKNOWN || status"),
+        "failed-capture-query-ignored": ("!= CUDA_SUCCESS || status", "== CUDA_ERROR_UNKNOWN || status"),
         "find-without-a-lock": ("const std::shared_lock lock(changing_);", ""),
         "keep-without-a-lock": ("const std::unique_lock lock(changing_);\n  std::swap", "std::swap"),
         "memory-ends-within-the-lock": (

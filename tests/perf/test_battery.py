@@ -183,10 +183,10 @@ def test_the_products_of_numerics_are_counted() -> None:
 def test_every_section_has_tests_of_its_own_and_no_bug_is_missing() -> None:
     command = ["-m", "pytest", "tests/gpu", "--collect-only", "-q", "--tier=full", "-p", "no:cacheprovider", "-n", "0"]
     tests = " ".join(pattern for _, pattern in battery.SECTIONS.values())
-    said = python(*command, BATTERY=tests).stdout
-    names = [line for line in said.splitlines() if "::" in line]
+    output = python(*command, BATTERY=tests).stdout
+    names = [line for line in output.splitlines() if "::" in line]
     found = {key: [x for x in names if re.search(battery.SECTIONS[key][1], x)] for key in battery.SECTIONS}
-    assert all(found.values()) and len(names) == len(set(names)) == sum(map(len, found.values())), said
+    assert all(found.values()) and len(names) == len(set(names)) == sum(map(len, found.values())), output
     planted = {key: sum(bool(battery.PLANTED.search(name)) for name in of) for key, of in found.items()}
     few = {"ConSan": 1, "large offsets": 1, "windows": 2, "memcheck": 2, "synccheck": 1}
     assert planted == {key: few.get(key, 0) for key in battery.SECTIONS}

@@ -1,4 +1,4 @@
-"""The C++ extension, built once for all tests of a run, and a GPU whose compiler a test commands."""
+"""Fixtures: the C++ extension, built once for all tests, and a fake GPU whose compiler a test controls."""
 
 from __future__ import annotations
 

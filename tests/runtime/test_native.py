@@ -241,32 +241,32 @@ def test_operands_may_lie_anywhere(call: Call) -> None:
         assert call.driver.seen[0].parameters == expected[0]
 
 
-def test_a_workspace_is_asked_for_once(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until others are kept; each time where not all launches of a stream may use it, and while that is captured."""
+def test_a_workspace_is_requested_once(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until kept workspaces change. Under capture, and if launches of a stream may not share it, each call does."""
     call = Call(driver, *CASES["warp_specialised in parts"], out=half(64, 256))
-    sums, asked, shared = native.workspace(0, 0, 0), [], [False]
-    monkeypatch.setattr(native, "workspace", lambda *_: asked.append(None) or sums)
+    sums, requests, shared = native.workspace(0, 0, 0), [], [False]
+    monkeypatch.setattr(native, "workspace", lambda *_: requests.append(None) or sums)
     monkeypatch.setattr(native, "is_of_stream", lambda *_: shared[0])
     assert call.plan().shares
 
-    def asks() -> int:
-        before = len(asked)
+    def requests_of_two_calls() -> int:
+        before = len(requests)
         for _ in range(2):
             _, expected = call.by_python()
             assert call.by_cpp() is not None
             assert driver.seen[0].parameters == expected[0]
-        return len(asked) - before
+        return len(requests) - before
 
-    assert asks() == 2
+    assert requests_of_two_calls() == 2
     shared[0] = True
-    assert asks() == 1 and asks() == 0
+    assert requests_of_two_calls() == 1 and requests_of_two_calls() == 0
     driver.capturing = True
-    assert asks() == 2
+    assert requests_of_two_calls() == 2
     driver.capturing = False
-    assert asks() == 0
+    assert requests_of_two_calls() == 0
     for changed in workspace._followers:
         changed()
-    assert asks() == 1
+    assert requests_of_two_calls() == 1
 
 
 @pytest.mark.parametrize("alpha", [2, -0.5, 1e30, 1e300, float("inf"), 3.0])
@@ -485,7 +485,7 @@ def test_an_out_that_overlaps_an_operand_is_python_s(driver: fake_driver.Driver,
 
 @pytest.mark.parametrize("by", ["answers", "refused"])
 def test_what_the_driver_refuses_is_triton_s_error(call: Call, by: str) -> None:
-    """A launch, or the address of a tensor map, without which nothing is launched."""
+    """The driver refuses a launch, or a tensor map's address, without which nothing is launched."""
     getattr(call.driver, by).append(700)
     with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: an illegal address$"):
         call.by_cpp()

@@ -224,7 +224,7 @@ def test_a_file_may_be_named(
 
 
 def with_cuda(patch: pytest.MonkeyPatch) -> None:
-    """In the place of all that was patched."""
+    """Undoes all patches, and has torch report a GPU with CUDA 12.8."""
     patch.undo()
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.version, "cuda", "12.8")

@@ -38,7 +38,7 @@ CALLS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 def route(patch: pytest.MonkeyPatch, extension: str | Path) -> fake_driver.Driver:
-    """Has rules route products of CPU tensors to plans for Hopper."""
+    """Makes `use()` route products of CPU tensors to plans for Hopper."""
     found = fake_driver.install(patch, Path(extension))
     patch.setattr(native, "built", native.module)
     patch.setattr(routing._overrides, "_key", "CPU")

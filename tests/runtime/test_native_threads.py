@@ -47,13 +47,6 @@ def multiply(a, b, count: int):
     return c
 def start(a, b, count: int):
     return torch.jit.fork(multiply, a, b, count)
-def repeat(a, b, count: int):
-    c = a
-    for _ in range(count):
-        c = torch.mm(a, b)
-    return c
-def start_repeating(a, b, count: int):
-    return torch.jit.fork(repeat, a, b, count)
 def fill(a, b, c, count: int):
     for _ in range(count):
         torch.mm(a, b, out=c)
@@ -117,24 +110,24 @@ sys.setswitchinterval(1000)
 assert holding_the_gil([*start(300), scripted.start_adding(X, 300), scripted.start_integers(X, 300)])
 assert launched() == 0
 """,
-    # Also at new addresses, as those of results, and where parts of K are summed by several programs.
+    # Also if operands have new addresses, as results do, and if K is split.
     "no call in the table needs the GIL": """
 C = torch.empty_like(A)
 products.OUT = C
-long = torch.ones(64, 8192, dtype=torch.bfloat16), torch.ones(8192, 256, dtype=torch.bfloat16)
+long = [torch.ones(*size, dtype=torch.bfloat16) for size in ((64, 8192), (8192, 256), (64, 256))]
 graphs += [x * torch.ones((), requires_grad=True) for x in (C, *long)]
 patch.setattr(native, "is_of_stream", lambda *_: True)
 with triton_gemm.use(only=torch.bfloat16):
     know()
     know("mm.out")
     torch.mm(A, B, out=C)
-    products.A, products.B, products.OUT = *long, torch.empty(64, 256, dtype=torch.bfloat16)
-    know()
-    torch.mm(*long)
+    products.A, products.B, products.OUT = long
+    know("mm.out")
+    torch.mm(*long[:2], out=long[2])
     sys.setswitchinterval(1000)
-    filling = [scripted.start_filling(A, B, C, 150) for _ in range(2)]
-    assert holding_the_gil([*filling, scripted.start(A, B, 100), scripted.start_repeating(*long, 100)])
-    assert products.launched() == {"mm": 201, "mm.out": 301}
+    filling = [scripted.start_filling(*x, 100) for x in ((A, B, C), (A, B, C), long)]
+    assert holding_the_gil([*filling, scripted.start(A, B, 100)])
+    assert products.launched() == {"mm": 100, "mm.out": 302}
     assert any(x.plan.shares for x in routing._rules[-1].fast.calls.values())
 """,
     # Once Python has decided a call like them, and left it to torch.

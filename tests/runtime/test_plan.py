@@ -447,8 +447,7 @@ def test_neighbours_do_not_overlap() -> None:
 
 
 def encoder(patch: pytest.MonkeyPatch, itemsize: int, name: str = "fill_tma_descriptor_tiled") -> tuple[Any, Any]:
-    """What encodes the tensor map of a kernel that was not compiled, by returning what it is given, and what describes
-    that map."""
+    """(encode, metadata) of a tensor map of an uncompiled kernel. `encode` returns what the driver would get."""
     utils = SimpleNamespace(**{name: lambda *arguments: arguments})
     patch.setattr(compat.launching.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
     meta = {"elem_type": 7, "swizzle": 3, "elem_size": itemsize, "block_size": [1, 64, 32]}

@@ -87,7 +87,7 @@ def finished(compiler: Compiler, *jobs: object) -> list[str | None]:
 
 
 def failures(compiler: Compiler, *jobs: object) -> list[str | None]:
-    """Of these jobs, which are all that it compiles before it is closed."""
+    """Has the compiler compile these jobs, and closes it. Returns each job's error, or None."""
     compiler.add(jobs)
     found = finished(compiler, *jobs)
     compiler.close()

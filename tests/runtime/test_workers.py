@@ -130,7 +130,7 @@ def test_a_spawned_worker_plans_as_its_parent() -> None:
 
 # --- 100,000 problems ---
 
-# What each module keeps by devices, dtypes, configurations or tables, of which there are few.
+# Caches of each module whose keys are devices, dtypes, configurations or tables, of which there are few.
 SMALL = {
     "compat.native": "native_key",
     "compat.torch_compile": "_inductor_choices",
@@ -247,13 +247,13 @@ def test_after_an_interruption_the_next_call_begins_anew(
             with pytest.raises(KeyboardInterrupt):
                 plan.multiply(a, b, c)
     assert not on_a_gpu.compiled and all(step.call is None for step in on_a_gpu.steps) and launched == []
-    at_once(*16 * [lambda: plan.multiply(a, b, c)])  # threads, which would wait for a lock that is held
+    at_once(*16 * [lambda: plan.multiply(a, b, c)])  # in threads, which would wait if the lock were still held
     assert len(launched) == 16 * len(on_a_gpu.steps) and on_a_gpu.compiled
 
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of the capture that is under way, or 0. Workspaces lie on the CPU, and there is none yet."""
+    """The id of the capture that is under way, or 0. Workspaces are on the CPU, and none exists yet."""
     number = [0]
     monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: number[0] > 0)
@@ -269,7 +269,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_workspace_that_does_not_fit_leaves_the_one_before(
     fails: int, captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's error comes through; the next call that fits works."""
+    """torch's error is raised, and the next call that fits works."""
     full = [fails]
 
     def allocate(make: Callable[..., torch.Tensor], *size: Any, **how: Any) -> torch.Tensor:
@@ -293,20 +293,20 @@ def test_a_workspace_that_does_not_fit_leaves_the_one_before(
 
 
 def test_the_memory_of_captures_that_ended_is_given_up(captures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the next launch outside of one, not by those within others. Who follows hears of what is kept anew."""
+    """By the next launch outside of captures, not by launches in others. New workspaces are reported to followers."""
     monkeypatch.setattr(workspace, "_followers", [])
-    heard: list[int] = []
+    unreported: list[int] = []
     for _ in range(2):
-        workspace.follow(heard.clear)
+        workspace.follow(unreported.clear)
     for captures[0], kept, changes in ((0, [0], True), (5, [0, 5], True), (6, [0, 5, 6], True), (0, [0], False)):
-        heard.append(1)
+        unreported.append(1)
         found = workspace.workspace(0, 7, 1 << 20)
-        assert [key[2] for key in workspace._workspaces] == kept and changes != bool(heard)
+        assert [key[2] for key in workspace._workspaces] == kept and changes != bool(unreported)
         assert workspace.is_of_stream(0, 7, found) == (captures[0] == 0)
 
 
 def test_the_per_thread_stream_is_another_in_each_thread(captures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which all have one handle; what is given up is not another thread's before it has been waited for."""
+    """All these streams have one handle. Freed memory goes to another thread only after a synchronisation."""
     waited: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
 
@@ -323,7 +323,7 @@ def test_the_per_thread_stream_is_another_in_each_thread(captures: list[int], mo
 
 
 def test_nothing_is_kept_of_the_pool_of_graph_trees(captures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In which Inductor warms up and captures on a stream of its own, and which it overwrites."""
+    """Inductor warms up and captures in this pool, on a stream of its own, and overwrites the pool."""
     monkeypatch.setattr(workspace, "stream_of_graph_trees", lambda device: 7 if device == 0 else None)
     for captures[0] in (0, 5):
         memory, counters = workspace.workspace(0, 7, 1 << 20)

@@ -188,7 +188,7 @@ KINDS = {
     "value": Kind((1, "x", [1], None, NOTHING), (TypeError,), optional=False),
     "group": Kind((1, "x", NOTHING), (AttributeError, *RUNTIME)),  # torch.distributed's own
 }
-# Of each kind the parameters, or functions and parameters where the same name means something else.
+# The parameters of each kind; `function.parameter` where a name means something else in that function.
 OF_KINDS = {
     "tensor": "input other mat2 vec mat1 batch1 batch2 weight mat_a mat_b a b offs gate",
     "scale": "scale_a scale_b",

@@ -1,9 +1,9 @@
-"""Calls of every kind, drawn at random, and digests of their results and gradients, to compare processes bit for bit.
+"""Random calls of every function, and digests of their results and gradients, to compare processes bit for bit.
 
     python -m tests.support.call_digests SEED COUNT PASSES
 
-makes the same calls in each pass, the first of which plans and compiles, and prints a `Run` as JSON. The environment
-decides whether C++ launches them.
+makes the same calls in each pass and prints a `Run` as JSON. The first pass plans and compiles. The environment decides
+whether C++ launches the calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIZES = ((1, 2048, 1024), (7, 576, 7168), (256, 320, 8192), (65, 333, 129), (409
 
 @dataclass(frozen=True)
 class Call:
-    """values, seed: what its operands are filled with. trained: which of them require grad: none (""), "all", "a" or
+    """values, seed: what its operands are filled with. trained: which operands require grad: "" (none), "all", "a" or
     "b". routed: whether torch's function is called, under `use()`."""
 
     what: Problem | Layer
@@ -47,7 +47,7 @@ class Call:
 
 
 def drawn(seed: int, count: int, limits: Limits = LARGE, sizes: Sequence[Size] = SIZES) -> list[Call]:
-    """That many calls, of each of FUNCTIONS in turn."""
+    """`count` random calls, of each of FUNCTIONS in turn."""
     random = Random(seed)
     return [_drawn(random, FUNCTIONS[i % len(FUNCTIONS)], limits, sizes, 1000 * seed + i) for i in range(count)]
 
@@ -84,7 +84,7 @@ def results(call: Call, memory: Memory) -> list[torch.Tensor | None]:
             leaves = _leaves(vars(prepared), call.trained, names)
             prepared.call_through_torch() if call.routed else prepared.call()
             c = prepared.result
-            if not prepared.ours:  # torch has computed it, whose bits are not compared
+            if not prepared.ours:  # torch has computed it: its bits are not compared
                 return []
         if not c.requires_grad:
             return [c]
@@ -94,7 +94,7 @@ def results(call: Call, memory: Memory) -> list[torch.Tensor | None]:
 
 
 def _leaves(operands: dict[str, Any], trained: str, names: Mapping[str, Iterable[str]]) -> list[torch.Tensor]:
-    """Has the operands require grad that `names` says, and returns them."""
+    """Has the operands names[trained] require grad, and returns them."""
     found = {x: operands[x].detach().requires_grad_() for x in names.get(trained, ()) if operands[x] is not None}
     operands.update(found)
     return [*found.values()]
@@ -109,9 +109,9 @@ def digest(tensors: Iterable[torch.Tensor | None]) -> str:
     return found.hexdigest()
 
 
-def measured(calls: Sequence[Call], passes: int, device: str) -> Run:
-    """For each pass the digest of every call, and how many products Python launched in it; and why C++ launches none,
-    if so."""
+def run_passes(calls: Sequence[Call], passes: int, device: str) -> Run:
+    """The digest of every call in each pass, how many products Python launched in it, and why C++ launches none, if it
+    launches none."""
     kind: Any = plan.InterpretedPlan if INTERPRETED else plan.GemmPlan
     run, launches, memory = kind.run, 0, Memory(device)
     found: Run = {"calls": [str(call) for call in calls], "digests": [], "launches": []}
@@ -138,7 +138,7 @@ def measured(calls: Sequence[Call], passes: int, device: str) -> Run:
 
 
 def difference(runs: Mapping[str, Run]) -> str | None:
-    """The first call that has another digest than in the first pass of the first run, or None."""
+    """Names the first call whose digest differs from the one in the first pass of the first run, or returns None."""
     first, *_ = runs.values()
     for name, run in runs.items():
         for number, digests in enumerate(run["digests"], 1):
@@ -150,4 +150,4 @@ def difference(runs: Mapping[str, Run]) -> str | None:
 
 if __name__ == "__main__":
     seed, count, passes = map(int, sys.argv[1:])
-    print(json.dumps(measured(drawn(seed, count), passes, "cuda")))
+    print(json.dumps(run_passes(drawn(seed, count), passes, "cuda")))

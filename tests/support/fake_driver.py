@@ -60,9 +60,9 @@ class Seen:
 
 @dataclass
 class Driver:
-    """What `cuLaunchKernelEx` was called with. sizes: of the parameters of a call's launches; answers: the results of
-    the next ones, where those are not 0; refused: the results of the next replacements of a tensor map's address;
-    capturing: whether streams are captured."""
+    """Records what `cuLaunchKernelEx` is called with. sizes: of the parameters of a call's launches; answers: results
+    of its next calls, then 0; refused: results of the next replacements of a tensor map's address, then 0; capturing:
+    whether streams are captured."""
 
     sizes: Sequence[Sequence[int]] = ()
     seen: list[Seen] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Driver:
         return 0
 
     def _replace(self, found: int, address: int | None) -> int:
-        """As `tensor_map` has it."""
+        """The address is where `tensor_map` puts it."""
         assert found % 64 == 0
         ctypes.memmove(found, struct.pack("Q", address or 0), 8)
         return self.refused.pop(0) if self.refused else 0
@@ -206,7 +206,7 @@ def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
 
 
 def plan_for_hopper(patch: pytest.MonkeyPatch) -> None:
-    """Has calls on CPU tensors planned, too, without the background, and none yet."""
+    """Plans calls on CPU tensors for Hopper, too. Compiles nothing in the background, and starts without plans."""
     patch.setattr(plan, "PLANS", {})
     patch.setattr(plan, "info_of", lambda _: HOPPER)
     patch.setattr(plan.background, "enabled", lambda: False)

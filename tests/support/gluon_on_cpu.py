@@ -530,8 +530,8 @@ def mma_v2(a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Their product as tensor cores add it to sums: int32 of integers, else fp32 of sums in fp64. Those are exact, or
-    nearly. Sums in fp32 would depend on the order that the CPU's library takes for a width, tensor cores' do not."""
+    """What one instruction adds to the accumulator: int32 of integers, else an fp64 sum, nearly exact, rounded to fp32.
+    BLAS sums fp32 in an order that depends on the width of the matrices; tensor cores do not."""
     if not left.is_floating_point():
         return left.int() @ right.int()
     return (left.double() @ right.double()).float()
@@ -545,7 +545,7 @@ def warpgroup_mma(
         assert b.values.stride(0) == 1, "wgmma reads all but 16 bits along K only"
         assert isinstance(a, Tensor) or a.values.stride(1) == 1, "wgmma reads all but 16 bits along K only"
     acc = Accumulators.of(acc if use_acc else Tensor(torch.zeros_like(acc.data)))
-    step = 32 // b.dtype.itemsize  # of K, that one instruction multiplies
+    step = 32 // b.dtype.itemsize  # along K, of one instruction
     start_products(
         [(acc.values, x, y) for x, y in zip(a.values.split(step, 1), b.values.split(step), strict=True)], acc
     )
@@ -553,7 +553,7 @@ def warpgroup_mma(
 
 
 def start_products(products: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], *into: Accumulators) -> None:
-    """A group of products of (sums, left, right), each of an instruction, done when it is waited for."""
+    """Starts a group of instructions, given as (sums, left, right). They are computed when the group is waited for."""
 
     def complete() -> None:
         for sums, left, right in products:
@@ -855,7 +855,7 @@ def language() -> SimpleNamespace:
 
 
 def named(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """Each by its name."""
+    """The functions by their names."""
     return {function.__name__: function for function in functions}
 
 

@@ -78,7 +78,7 @@ def assert_same_bits(layer: Layer, device: str) -> None:
 
 
 def assert_compiled_has_the_same_bits(layer: Layer, device: str, backend: str, **near: float) -> None:
-    """With gradients and without; these are as near to those of an eager call."""
+    """The result has an eager call's bits with gradients and without; gradients differ by `near` at most."""
     operands = layer.operands(device)
     expected = layer.call(operands)
     torch._dynamo.reset()

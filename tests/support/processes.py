@@ -1,4 +1,4 @@
-"""Python in a process of its own, in which nothing was imported, changed or launched before."""
+"""Runs Python in a new process, in which nothing was imported, patched or launched before."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(**variables: str | None) -> dict[str, str]:
-    """That of this process, with the repository on Python's path, and other variables; those that are None are not
-    set."""
+    """This process's environment, with the repository in PYTHONPATH, and these variables. None unsets a variable."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     found = {**os.environ, "PYTHONPATH": paths, **variables}
     return {name: value for name, value in found.items() if value is not None}
@@ -21,7 +20,7 @@ def environment(**variables: str | None) -> dict[str, str]:
 def python(
     *arguments: object, timeout: float = 280, cwd: Path = ROOT, given: str | None = None, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """`python` with these arguments, in an environment with these variables. given: what it reads."""
+    """Runs `python` with these arguments and environment variables. given: its stdin."""
     how = {"env": environment(**variables), "cwd": cwd, "input": given, "timeout": timeout}
     return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, **how)  # type: ignore[call-overload, no-any-return]
 
@@ -29,13 +28,13 @@ def python(
 def printed(
     code: str, *arguments: object, timeout: float = 280, cwd: Path = ROOT, given: str | None = None, **how: str | None
 ) -> str:
-    """What this code prints; fails unless the process ends by itself, without an error."""
+    """Runs this code, and returns what it prints. Fails unless the process exits with status 0 in time."""
     done = python("-c", code, *arguments, timeout=timeout, cwd=cwd, given=given, **how)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return done.stdout
 
 
 def started(code: str, *arguments: object, **variables: str | None) -> subprocess.Popen[str]:
-    """A process that runs this code."""
+    """Starts a process that runs this code."""
     command, pipe = [sys.executable, "-c", code, *map(str, arguments)], subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=environment(**variables), stdout=pipe, stderr=pipe, text=True)

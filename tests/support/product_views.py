@@ -65,8 +65,8 @@ def assert_product(
 def assert_vmap_is_each(
     function: Callable[..., tuple[torch.Tensor, ...]], each: list[tuple[torch.Tensor, ...]], in_dims: tuple[Any, ...]
 ) -> None:
-    """Under vmap a function gives what it gives of each of these operands: the first ones where a dimension is None,
-    and those of all, stacked along it."""
+    """vmap of a function gives what the function gives for each element of the batch. An operand is stacked along its
+    in_dim, or the first one is taken where that is None."""
     pairs = zip(zip(*each, strict=True), in_dims, strict=True)
     operands = [xs[0] if dim is None else torch.stack(xs, dim) for xs, dim in pairs]
     found = torch.func.vmap(function, in_dims)(*operands)
@@ -76,7 +76,7 @@ def assert_vmap_is_each(
 
 
 def traced(call: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
-    """What a call gives where it is compiled, and the functions that its one graph calls."""
+    """The result of the compiled call, and the functions that its one graph calls."""
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
@@ -89,7 +89,7 @@ def traced(call: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[
 
 
 def assert_as_near_as_torchs(ours: Any, theirs: Any, truth: Any) -> None:
-    """Each of our tensors lies no further from the truth than twice torch's."""
+    """The error of each of our tensors is at most twice that of torch's."""
     for mine, torchs, exact in zip(ours, theirs, truth, strict=True):
         errors = [float((x.double() - exact).norm() / exact.norm()) for x in (mine, torchs)]
         assert errors[0] <= 2 * errors[1], errors

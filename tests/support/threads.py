@@ -1,4 +1,4 @@
-"""Calls in threads of their own."""
+"""Runs calls in new threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def at_once(*calls: Callable[[], object]) -> list[Any]:
-    """What these calls return, each in a new thread, which all begin together; raises what one of them raised."""
+    """Runs each call in a new thread, all at the same time. Returns the results, or raises one of their errors."""
     start = threading.Barrier(len(calls))
 
     def begin(call: Callable[[], object]) -> object:

@@ -109,6 +109,6 @@ def assert_a_run_like_torchs(ours: torch.Tensor, theirs: Sequence[torch.Tensor],
 
 
 def drop_last_of_k(patch: pytest.MonkeyPatch) -> None:
-    """Has products leave out what K's last element adds."""
+    """Plants a bug: products leave out the last element of K."""
     compute = matrices.compute
     patch.setattr(matrices, "compute", lambda x, *how: compute(x._replace(a=x.a[..., :-1], b=x.b[..., :-1, :]), *how))

@@ -110,9 +110,9 @@ def test_what_is_compiled_is_timed_while_others_are_compiled() -> None:
     times = [1.0] + [1.5] * 8 + [0.8]
     kernels = Kernels(times.__getitem__, compile_s=0.2)
     kernels.compile(range(10))
-    said: list[tuple[int, int]] = []
-    found = race.race(range(10), kernels, 10.0, progress=lambda timed, count, *_: said.append((timed, count)))
-    assert found.way == 9 and said[0] == (2, 10) and len(said) > 5
+    steps: list[tuple[int, int]] = []
+    found = race.race(range(10), kernels, 10.0, progress=lambda timed, count, *_: steps.append((timed, count)))
+    assert found.way == 9 and steps[0] == (2, 10) and len(steps) > 5
     # Who is compiled too late is not waited for, and counted.
     kernels = Kernels(times.__getitem__, compile_s=1.0)
     kernels.compile(range(10))

@@ -39,8 +39,8 @@ def assert_gated(c: torch.Tensor, up: torch.Tensor, gate: torch.Tensor, activati
 def every_result(
     problem: GemmProblem, algorithms: Iterable[Algorithm], run: Callable[[GemmPlan, torch.Tensor], None]
 ) -> Iterator[torch.Tensor]:
-    """C by each way that is compared, by these, and by every tile of the portable kernel: the same bits twice, in the
-    midst of NaN that stays."""
+    """C by each ranked candidate, by `algorithms`, and by every tile of the portable kernel. Each runs twice, with the
+    same bits, and leaves the NaN around C."""
     info, around = device_info(CUDA), torch.empty(problem.M * problem.N + 2048, dtype=problem.out_dtype, device="cuda")
     tiles = (*portable.configs("half", info.capability), *portable.host.GATED)
     more = [Algorithm("portable", tile) for tile in tiles if portable.illegal(problem, info, tile) is None]
@@ -61,7 +61,7 @@ def every_result(
 @pytest.mark.parametrize("size", [(300, 520, 712), (1, 264, 1064), (2048, 1024, 512)], ids=str)
 @pytest.mark.parametrize("biased", [False, True])
 def test_every_candidate(size: tuple[int, int, int], biased: bool) -> None:
-    """Against fp64."""
+    """Results are compared with fp64."""
     M, N, K = size
     info = device_info(CUDA)
     a, up, gate = draw(M, K), draw(N, K, seed=1), draw(N, K, seed=2)

@@ -33,7 +33,7 @@ def experts(
 @pytest.mark.parametrize("size", [(300, 520, 712), (40, 264, 1064), (290, 131, 250)], ids=str)
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_every_candidate(size: tuple[int, int, int], activation: str) -> None:
-    """Against fp64; groups that are empty or of one row, and rows of none."""
+    """Results are compared with fp64. Some groups are empty or have one row, and some rows are in no group."""
     M, N, K = size
     info, offs = device_info(torch.device("cuda")), int32([0, 1, M // 2, M // 2, M - 7])
     x, up, gate = experts(M, N, K, 5)

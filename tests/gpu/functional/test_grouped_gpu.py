@@ -73,7 +73,7 @@ def test_a_layer_of_experts(tokens: int) -> None:
 def without_a_wait(
     product: Callable[[], torch.Tensor], offs: torch.Tensor, check: Callable[[torch.Tensor], None]
 ) -> torch.Tensor:
-    """A product of groups of 640 rows that end at offs; these change under a CUDA graph that was captured once."""
+    """Runs a grouped GEMM of 640 rows without a synchronisation. Captures it once, and replays it with other offs."""
     product()
     triton_gemm.wait_until_compiled()
     torch.cuda.set_sync_debug_mode("error")

@@ -1,12 +1,9 @@
-"""Two hundred calls of every kind, drawn at random, have the same bits by C++ and by Python, in first calls and later
-ones, forwards and backwards. Each of both is a process of its own."""
+"""200 random calls have the same bits whether C++ or Python launches them: at the first call and later, forwards and
+backwards. C++ and Python launch them in separate processes."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.call_digests import FUNCTIONS, Run, difference
+from tests.support.processes import python
 from triton_gemm.runtime import native_build
 
-pytestmark = pytest.mark.gpu
-
-CALLS, SHARES = 200, 8  # a share in each of the processes that test a GPU
-PASSES = {"Python": 2, "C++": 4}  # C++ has an entry after the second, and of what a backward calls after the third
+CALLS, SHARES = 200, 8  # each share is one test, and tests run in parallel processes
+PASSES = {"Python": 2, "C++": 4}  # C++ launches from the third on, and backward's calls from the fourth on
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +27,8 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(share: int, passes: int, native: str) -> Run:
-    command = [sys.executable, "-m", "tests.support.call_digests", str(share), str(CALLS // SHARES), str(passes)]
-    environment = os.environ | {"TRITON_GEMM_NATIVE": native}
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    command = "-m", "tests.support.call_digests", share, CALLS // SHARES, passes
+    done = python(*command, timeout=900, TRITON_GEMM_NATIVE=native)
     assert done.returncode == 0, done.stderr[-4000:]
     found: Run = json.loads(done.stdout.splitlines()[-1])
     return found

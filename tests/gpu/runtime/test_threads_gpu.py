@@ -32,7 +32,7 @@ two_gpus = pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two
 
 
 def in_fresh_threads(*calls: Callable[[], object]) -> list[Any]:
-    """What the calls return once the GPU has computed it, each in a new thread."""
+    """Makes each call in a new thread. Returns the results, once the GPU has computed them."""
     found = at_once(*calls)
     torch.cuda.synchronize()
     return found

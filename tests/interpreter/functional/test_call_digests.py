@@ -1,4 +1,4 @@
-"""Digests of calls drawn at random are the same in each pass, and tell of a bit that is not."""
+"""Digests of random calls are the same in each pass, and a wrong bit changes them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.call_digests import FUNCTIONS, Run, difference, drawn, measured
+from tests.support.call_digests import FUNCTIONS, Run, difference, drawn, run_passes
 from tests.support.random_products import SMALL, Problem
 from triton_gemm.runtime import plan
 
 
 def of_calls(passes: int) -> Run:
-    return measured(drawn(0, len(FUNCTIONS), SMALL, ()), passes, "cpu")
+    return run_passes(drawn(0, len(FUNCTIONS), SMALL, ()), passes, "cpu")
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
@@ -28,8 +28,8 @@ def test_calls_have_the_same_digests_again() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
-def test_a_planted_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one product, in a second pass: the call that it is in is named."""
+def test_a_wrong_element_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is planted in one product of a second run. `difference` names that product's call."""
     before = of_calls(1)
     which = next(i for i, launches in enumerate(before["launches"][0]) if launches and i > 3)
     launched, compute = 0, plan.InterpretedPlan.run

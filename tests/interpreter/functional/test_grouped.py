@@ -212,7 +212,7 @@ def test_matrices_in_batches_are_bmms() -> None:
 
 @pytest.mark.parametrize("shape", [(40, 16), (3, 40, 16)], ids=("groups", "batches"))
 def test_autocast_casts_nothing(shape: tuple[int, ...]) -> None:
-    """As of torch's, and errors name the dtypes that were given."""
+    """Nor does it for torch's grouped_mm. Errors name the dtypes that were passed."""
     a, b = torch.randn(shape), torch.randn(3, 16, 24)
     offs = int32([10, 20, 40]) if a.dim() == 2 else None
     for gate in ({}, {"gate": b, "activation": "swiglu"}):
