@@ -19,7 +19,7 @@ from tests.support import fake_driver
 from tests.support.epilogue_truth import activated
 from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path, matrices, ops, rules
-from triton_gemm.problem import ACTIVATIONS, SUM, Request
+from triton_gemm.problem import ACTIVATIONS, GATES, SUM, Request
 from triton_gemm.runtime import native, native_build
 
 pytestmark = pytest.mark.slow
@@ -144,31 +144,42 @@ def test_gradients_are_torch_s(
     assert len(computed) == sum(x.requires_grad for x in operands[:2]) + (name == "many rows")
 
 
+@pytest.mark.parametrize("trained", ["all", "input", "weights"])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", [*ACTIVATIONS, *GATES])
 def test_gradients_of_activations_are_torch_s(
-    driver: fake_driver.Driver, computed: list[Any], name: str, has_bias: bool
+    driver: fake_driver.Driver, computed: list[Any], name: str, has_bias: bool, trained: str
 ) -> None:
-    """Launches store nothing here: what the activation is applied to, or relu's result, is put where it is saved."""
-    operands = (random(*X), random(*W), *((random(*BIAS),) if has_bias else ()))
-    before = F.linear(*operands)
-    expected = activated(before, name)
-    saved = (expected if name == "relu" else before).detach()
+    """Launches store nothing here: preactivations, or relu's result, are put where they are saved. A gate has no
+    derivative of all rows by one kernel but in 16 bits."""
+    dtype = torch.bfloat16 if name in GATES else torch.float32
+    x, w, gate = (random(*shape, dtype=dtype, seed=i) for i, shape in enumerate((X, W, W)))
+    bias, gate_bias = (random(*BIAS, dtype=dtype, seed=i) if has_bias else None for i in range(2))
+    for operand in {"all": [], "input": [w, gate, bias, gate_bias], "weights": [x]}[trained]:
+        if operand is not None:
+            operand.requires_grad_(False)
+    gates: dict[str, Any] = {"gate": gate, "gate_bias": gate_bias} if name in GATES else {}
+    operands = tuple(y for y in (x, w, bias, *gates.values()) if y is not None)
+    ungated, before = F.linear(x, w, bias), F.linear(x, gate if gates else w, gate_bias if gates else bias)
+    expected = activated(before, GATES.get(name, name))
+    saved = [expected if name == "relu" else before]
+    if gates:
+        expected, saved = expected * ungated, [before, ungated]
     packed: list[torch.Size] = []
 
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        packed.append(x.shape)
-        return saved if x.shape == saved.shape else x
+    def pack(y: torch.Tensor) -> torch.Tensor:
+        packed.append(y.shape)
+        return saved.pop(0).detach() if y.shape == expected.shape else y
 
-    bias = operands[2] if has_bias else None
     for _ in range(3):
-        triton_gemm.linear(operands[0], operands[1], bias, name)  # type: ignore[arg-type]  # a name
+        triton_gemm.linear(x, w, bias, name, **gates)  # type: ignore[arg-type]  # a name
     driver.by_python.clear(), driver.seen.clear()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        c = triton_gemm.linear(operands[0], operands[1], bias, name)  # type: ignore[arg-type]  # a name
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda y: y):
+        c = triton_gemm.linear(x, w, bias, name, **gates)  # type: ignore[arg-type]  # a name
     assert c.grad_fn is not None and "ActivatedNode" in c.grad_fn.name() and driver.seen and not driver.by_python
-    assert packed == [torch.Size(X), torch.Size((W[1], W[0])), saved.shape]
-    grad = random(*expected.shape, seed=1).detach()
+    of_x, of_w = [torch.Size(X)], [torch.Size((W[1], W[0]))] * (2 if gates else 1)
+    assert packed == of_x * w.requires_grad + of_w * x.requires_grad + [expected.shape] * (2 if gates else 1)
+    grad = random(*expected.shape, dtype=dtype, seed=1).detach()
     torch.testing.assert_close(grads_of(c, operands, grad), grads_of(expected, operands, grad))
 
 

@@ -23,14 +23,18 @@ from ..compat import (
     increment_versions,
     must_dispatch,
 )
-from ..problem import PRODUCT, SUM, Request
+from ..problem import GATES, PRODUCT, SUM, Request
 from ..runtime import native, plan
 from ..runtime.workspace import allocator
 
-# By what calls say: the derivative that C++ gives their results, of a @ b (1) or a @ b.T (2), with a bias or without.
+# By operation: the derivative that C++ gives its results, of a @ b (1) or a @ b.T (2), with a bias or without.
 DERIVATIVES: dict[Hashable, int] = {"matmul": 1, "mm": 1, "addmm": 1, "triton_gemm::gemm": 1, "linear": 2}
+# Of `matrices.function_of`: a linear layer with a gate, without biases or with both.
+GATED: tuple[Hashable, ...] = tuple(("linear", no_bias, True, False, no_bias) for no_bias in (False, True))
+DERIVATIVES |= dict.fromkeys(GATED, 2)
 # By requests whose activation has a derivative in C++: its number there.
-ACTIVATED = {Request(beta=1, activation=name): i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "silu"), 1)}
+_NUMBERS = {name: i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "silu"), 1)}
+ACTIVATED = {Request(beta=1, activation=name): _NUMBERS[GATES.get(name, name)] for name in (*_NUMBERS, *GATES)}
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
 Key = tuple[object, ...]
 # What an entry may raise that is not Triton's launcher's. A signal's handler may raise others.
@@ -43,16 +47,15 @@ log = logging.getLogger("triton_gemm")
 class Known:
     """What a call launches, and what makes its result where no `out` is given: of `like`, a shape, strides and a dtype.
 
-    copies: whether the launch adds to the result, which is a copy of the last auxiliary operand first. preactivation:
-    whether it also stores what the activation is applied to, after the auxiliary operands. offered: whether `native`
-    was asked to launch it.
+    copies: whether the launch adds to the result, which is a copy of the last auxiliary operand first. preactivations:
+    how many it also stores, after the auxiliary operands. offered: whether `native` was asked to launch it.
     """
 
     plan: plan.Plan | None
     empty: Callable[[], torch.Tensor]
     like: tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None = None
     copies: bool = False
-    preactivation: bool = False
+    preactivations: int = 0
     offered: bool = False
 
 
@@ -168,7 +171,7 @@ class FastPath:
 
         def keep(table: Any) -> None:
             derivative = 0 if found.copies else derivative_of(call[0], call[4])
-            how = found.copies, found.preactivation, ACTIVATED.get(call[4], 0)
+            how = found.copies, found.preactivations, ACTIVATED.get(call[4], 0)
             table.keep(call, native.entry_of(made, *like, derivative, *how))
 
         self.tell_table(extension, key, call, keep)
@@ -231,7 +234,9 @@ def may_differentiate(
     """Whether C++ may give the result of such a call a derivative, once the call is known."""
     if operation not in DERIVATIVES or b.dim() != 2 or a.dim() < 2:
         return False
-    if any(x.numel() != b.shape[operation != "linear"] for x in auxiliary):
+    columns = b.shape[0 if DERIVATIVES[operation] == 2 else 1]
+    gate = auxiliary[len(auxiliary) // 2] if operation in GATED else None  # between biases
+    if any(x.shape != b.shape if x is gate else x.numel() != columns for x in auxiliary):
         return False
     return derivative_of(operation, request) != 0 and native.possible() and not in_transform()
 

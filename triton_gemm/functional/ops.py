@@ -184,7 +184,7 @@ class _Gemm(Derivatives):
             before = _before(x, request)
             c, known = matrices.compute(x, request, before)
             if known is not None and before and known.plan is not None:
-                known = replace(known, preactivation=True)
+                known = replace(known, preactivations=len(before))
             launched.append(known)
             found = (c, *before)
         return found if len(found) > 1 else found[0]

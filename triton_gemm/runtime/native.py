@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
     workspace: stream -> ([partial sums, counters], whether all launches of that stream may use them), or None;
     workspace_bytes: of partial sums; extents: bytes from the first element of a, b and c to the end of the last;
-    copies, preactivation: as in `fast_path.Known`; derivative, activation: of `fast_path.DERIVATIVES` and
+    copies, preactivations: as in `fast_path.Known`; derivative, activation: of `fast_path.DERIVATIVES` and
     `fast_path.ACTIVATED`, or 0.
     """
 
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
     temporaries: tuple[Shape, ...]
     extents: tuple[int, ...]
     copies: bool
-    preactivation: bool
+    preactivations: int
     derivative: int
     activation: int
     steps: tuple[StepOfEntry, ...]
@@ -104,7 +104,7 @@ def entry_of(
     dtype: torch.dtype,
     derivative: int = 0,
     copies: bool = False,
-    preactivation: bool = False,
+    preactivations: int = 0,
     activation: int = 0,
 ) -> Entry:
     """What the extension's table keeps of a compiled plan, and of the results that its calls make. ValueError where
@@ -117,7 +117,7 @@ def entry_of(
     )
     steps = tuple(_step(step, float(copies)) for step in plan.steps)
     result = Shape(tuple(shape), tuple(strides), dtype)
-    how = plan.extents, copies, preactivation, derivative, activation
+    how = plan.extents, copies, preactivations, derivative, activation
     return Entry(plan, shares, plan.workspace, result, temporaries, *how, steps)
 
 

@@ -129,9 +129,10 @@ inline at::Tensor make(const Shape& shape, c10::Device device) {
 }
 
 // Runs a call by its entry: the result, which is `out` if that was given. Callers release the GIL before:
-// torch's allocator may wait for CUDA, whose host functions may wait for the GIL. preactivation: where an
-// entry with one puts it.
-inline at::Tensor run(const Entry& entry, const Call& call, at::Tensor* preactivation = nullptr) {
+// torch's allocator may wait for CUDA, whose host functions may wait for the GIL. preactivations: what those
+// of the entry are added to.
+inline at::Tensor run(const Entry& entry, const Call& call,
+                      std::vector<at::Tensor>* preactivations = nullptr) {
   const c10::Device device = call.device();
   const CUstream stream = stream_of(device);
   const at::Tensor result = call.given ? *call.operands[2] : make(entry.result, device);
@@ -142,10 +143,10 @@ inline at::Tensor run(const Entry& entry, const Call& call, at::Tensor* preactiv
   addresses[count++] = reinterpret_cast<uint64_t>(result.mutable_data_ptr());
   for (int i = call.first_auxiliary(); i < call.count - entry.copies; ++i)
     addresses[count++] = reinterpret_cast<uint64_t>(call.operands[i]->const_data_ptr());
-  at::Tensor before;
-  if (entry.preactivation) {
-    before = make(entry.result, device);
-    addresses[count++] = reinterpret_cast<uint64_t>(before.mutable_data_ptr());
+  std::vector<at::Tensor> before;
+  for (int i = 0; i < entry.preactivations; ++i) {
+    before.push_back(make(entry.result, device));
+    addresses[count++] = reinterpret_cast<uint64_t>(before.back().mutable_data_ptr());
   }
   std::optional<Workspace> workspace;  // lives until all is launched, as do temporaries
   if (entry.allocator != nullptr) {
@@ -165,7 +166,7 @@ inline at::Tensor run(const Entry& entry, const Call& call, at::Tensor* preactiv
   }
   for (const Step& step : entry.steps)
     launch(step, *state.driver, stream, device.index(), addresses, call.alpha);
-  if (preactivation != nullptr) *preactivation = std::move(before);
+  if (preactivations != nullptr) preactivations->insert(preactivations->end(), before.begin(), before.end());
   return result;
 }
 

@@ -1,7 +1,9 @@
 // Derivatives of cached calls, above torch's autograd: in C++ what `functional.ops._Gemm` is in Python.
 #pragma once
+#include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/record_function.h>
@@ -10,6 +12,8 @@
 #include "operators.h"
 
 namespace triton_gemm {
+
+using MaybeTensor = std::optional<at::Tensor>;
 
 // Whether something wants to see products that go through the dispatcher: a mode of Python, a transform of
 // functorch, a profiler or another observer.
@@ -29,11 +33,10 @@ inline at::Tensor gemm(const at::Tensor& a, const at::Tensor& b) {
         *table, call, [&] { return add_underived(call, a) && add_underived(call, b) && add_state(call); });
     if (found != nullptr) return run(*found, call);
   }
-  using MaybeTensor = const std::optional<at::Tensor>&;
-  using Signature =
-      at::Tensor(const at::Tensor&, const at::Tensor&, MaybeTensor, const at::Scalar&, const at::Scalar&,
-                 std::optional<std::string_view>, std::optional<at::ScalarType>,
-                 std::optional<std::string_view>, std::optional<bool>, MaybeTensor, MaybeTensor, MaybeTensor);
+  using Signature = at::Tensor(
+      const at::Tensor&, const at::Tensor&, const MaybeTensor&, const at::Scalar&, const at::Scalar&,
+      std::optional<std::string_view>, std::optional<at::ScalarType>, std::optional<std::string_view>,
+      std::optional<bool>, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&);
   const auto operation =
       c10::Dispatcher::singleton().findSchemaOrThrow("triton_gemm::gemm", "").typed<Signature>();
   return operation.call(a, b, {}, 1, 1, {}, {}, {}, {}, {}, {}, {});
@@ -66,72 +69,101 @@ inline at::Tensor down_columns(const at::Tensor& grad, at::IntArrayRef sizes) {
 using Context = torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-inline void save(Context* context, const at::Tensor& a, const at::Tensor& b,
-                 const std::optional<at::Tensor>& bias, const at::Tensor& more) {
+inline void save(Context* context, const at::Tensor& a, const at::Tensor& b, const MaybeTensor& bias,
+                 const MaybeTensor& gate, const variable_list& more) {
   context->set_materialize_grads(false);
-  variable_list saved{b.requires_grad() ? a : at::Tensor(), a.requires_grad() ? b : at::Tensor()};
-  if (more.defined()) saved.push_back(more);
+  const bool needs_a = b.requires_grad() || (gate && gate->requires_grad());
+  variable_list saved{needs_a ? a : at::Tensor(), a.requires_grad() ? b : at::Tensor()};
+  if (gate) saved.push_back(a.requires_grad() ? *gate : at::Tensor());
+  saved.insert(saved.end(), more.begin(), more.end());
   context->save_for_backward(std::move(saved));
-  context->saved_data["by columns"] = int64_t{by_columns(a)} | int64_t{by_columns(b)} << 1;
-  if (bias.has_value()) context->saved_data["bias"] = bias->sizes();
+  context->saved_data["by columns"] =
+      int64_t{by_columns(a)} | int64_t{by_columns(b)} << 1 | int64_t{gate && by_columns(*gate)} << 2;
+  if (bias) context->saved_data["bias"] = bias->sizes();
 }
 
-// For a, b, the bias and the two other arguments of a node. grad: of a @ b + bias.
-inline variable_list gradients(Context* context, const variable_list& saved, const at::Tensor& grad) {
-  variable_list found(4);
-  if (!grad.defined()) return found;
-  const at::Tensor &a = saved[0], &b = saved[1];
+inline at::Tensor sum_of(const at::Tensor& x, const at::Tensor& y) {
+  return !x.defined() ? y : !y.defined() ? x : x.add(y);
+}
+
+// Adds to the gradients of a node's arguments (a, b, bias, gate, gate_bias) those of a @ b + bias, or of a @
+// gate + gate_bias, whose own gradient is `grad`. A gate has a bias of the same sizes where b has one.
+inline void add_gradients(Context* context, const at::Tensor& a, const at::Tensor& b, const at::Tensor& grad,
+                          bool is_gate, variable_list& found) {
+  if (!grad.defined()) return;
   const int64_t columns = context->saved_data["by columns"].toInt();
+  const auto bias = context->saved_data.find("bias");
+  const bool has_bias = bias != context->saved_data.end();
+  const int place = is_gate ? 3 : 1, edge = is_gate ? 2 + has_bias : 1;  // no edge leads to what is not given
   if (context->needs_input_grad(0)) {
     const at::Tensor of_c = grad.to(b.scalar_type());  // another than b's where a hook has changed that
-    found[0] = columns & 1 ? gemm(b, of_c.mT()).mT() : gemm(of_c, b.mT());
+    found[0] = sum_of(found[0], columns & 1 ? gemm(b, of_c.mT()).mT() : gemm(of_c, b.mT()));
   }
-  if (context->needs_input_grad(1)) {
+  if (context->needs_input_grad(edge)) {
     const at::Tensor x = rows_of(a), y = rows_of(grad.to(a.scalar_type()));
-    found[1] = columns & 2 ? gemm(y.mT(), x).mT() : gemm(x.mT(), y);
+    found[place] = columns & (is_gate ? 4 : 2) ? gemm(y.mT(), x).mT() : gemm(x.mT(), y);
   }
-  const auto bias = context->saved_data.find("bias");
-  if (bias != context->saved_data.end() && context->needs_input_grad(2))
-    found[2] = down_columns(grad, bias->second.toIntVector());
-  return found;
+  if (has_bias && context->needs_input_grad(edge + 1))
+    found[place + 1] = down_columns(grad, bias->second.toIntVector());
 }
 
 struct GemmNode : torch::autograd::Function<GemmNode> {
   static constexpr bool is_traceable = true;
 
   static at::Tensor forward(Context* context, const at::Tensor& a, const at::Tensor& b,
-                            const std::optional<at::Tensor>& bias, const Launch* launch) {
-    save(context, a, b, bias, at::Tensor());
+                            const MaybeTensor& bias, const Launch* launch) {
+    save(context, a, b, bias, {}, {});
     return run(launch->entry, launch->call);
   }
 
   static variable_list backward(Context* context, variable_list grads) {
-    return gradients(context, context->get_saved_variables(), grads[0]);
+    const auto saved = context->get_saved_variables();
+    variable_list found(4);
+    add_gradients(context, saved[0], saved[1], grads[0], false, found);
+    return found;
   }
 };
 
-// The same with an activation: the result and, but for relu, what the activation is applied to, which can be
-// differentiated too, as the backward that is made of it is.
+// The same with an activation or a gate: the result and the preactivations, which are what the activation is
+// applied to, but for relu without a gate, and with one a @ b + bias. They can be differentiated, too, as the
+// backward that is made of them is.
 struct ActivatedNode : torch::autograd::Function<ActivatedNode> {
   static constexpr bool is_traceable = true;
 
   static variable_list forward(Context* context, const at::Tensor& a, const at::Tensor& b,
-                               const std::optional<at::Tensor>& bias, const Launch* launch) {
-    at::Tensor before;
+                               const MaybeTensor& bias, const MaybeTensor& gate, const MaybeTensor& gate_bias,
+                               const Launch* launch) {
+    variable_list before;
     const at::Tensor result = run(launch->entry, launch->call, &before);
-    save(context, a, b, bias, before.defined() ? before : result);
+    save(context, a, b, bias, gate, before.empty() ? variable_list{result} : before);
     context->saved_data["activation"] = static_cast<int64_t>(launch->entry.activation);
-    if (!before.defined()) return {result};
-    return {result, before};
+    before.insert(before.begin(), result);
+    return before;
   }
 
+  // As `activations.through_activation`.
   static variable_list backward(Context* context, variable_list grads) {
     const auto saved = context->get_saved_variables();
-    at::Tensor grad;
-    if (grads[0].defined())
-      grad = through(static_cast<Activation>(context->saved_data["activation"].toInt()), grads[0], saved[2]);
-    if (grads.size() > 1 && grads[1].defined()) grad = grad.defined() ? grad.add(grads[1]) : grads[1];
-    return gradients(context, saved, grad);
+    const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
+    const bool gated = saved.size() == 5;  // a, b, gate, and both preactivations
+    grads.resize(3);
+    const at::Tensor &grad = grads[0], &before = saved[gated ? 3 : 2];
+    at::Tensor of_before, of_ungated;
+    if (grad.defined()) {
+      of_before = through(activation, gated ? grad.mul(saved[4]) : grad, before);
+      if (gated) of_ungated = grad.mul(apply_to(activation, before));
+    }
+    of_before = sum_of(of_before, grads[1]);
+    variable_list found(6);
+    if (gated) add_gradients(context, saved[0], saved[1], sum_of(of_ungated, grads[2]), false, found);
+    add_gradients(context, saved[0], saved[gated ? 2 : 1], of_before, gated, found);
+    return found;
+  }
+
+  static at::Tensor apply_to(Activation activation, const at::Tensor& x) {
+    if (activation == Activation::kRelu) return x.relu();
+    if (activation == Activation::kSilu) return at::silu(x);
+    return at::gelu(x, activation == Activation::kGelu ? "none" : "tanh");
   }
 
   // As `activations.derivative`.
@@ -150,18 +182,22 @@ bool has_derivative(const Entry& entry, const Call& call) {
   const at::Tensor &a = *call.operands[0], &b = *call.operands[1];
   return entry.derivative != Derivative::kNone && !call.given && call.alpha == 1 && a.dim() >= 2 &&
          b.dim() == 2 && entry.result.dtype == static_cast<int>(a.scalar_type()) &&
-         (call.count == 2 || call.operands[2]->scalar_type() == a.scalar_type()) && !is_watched();
+         (call.count == 2 || call.operands[2]->scalar_type() == a.scalar_type()) &&
+         (call.count <= 3 || entry.preactivations == 2) && !is_watched();
 }
 
 at::Tensor with_derivative(const Entry& entry, const Call& call) {
   const Launch launch{entry, call};
-  const at::Tensor& b = *call.operands[1];
-  std::optional<at::Tensor> bias;
-  if (call.count > 2) bias = *call.operands[2];
-  const at::Tensor right = entry.derivative == Derivative::kLinear ? b.t() : b;
+  const auto right = [&](const at::Tensor& x) { return entry.derivative == Derivative::kLinear ? x.t() : x; };
+  const at::Tensor &a = *call.operands[0], b = right(*call.operands[1]);
+  const bool gated = entry.preactivations == 2;  // auxiliary operands: bias, gate, gate_bias; or the gate
+  MaybeTensor bias, gate, gate_bias;
+  if (call.count > 2 + gated) bias = *call.operands[2];
+  if (gated) gate = right(*call.operands[bias ? 3 : 2]);
+  if (gated && bias) gate_bias = *call.operands[4];
   if (entry.activation != Activation::kNone)
-    return ActivatedNode::apply(*call.operands[0], right, bias, &launch)[0];
-  return GemmNode::apply(*call.operands[0], right, bias, &launch);
+    return ActivatedNode::apply(a, b, bias, gate, gate_bias, &launch)[0];
+  return GemmNode::apply(a, b, bias, &launch);
 }
 
 }  // namespace triton_gemm

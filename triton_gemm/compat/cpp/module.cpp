@@ -143,7 +143,7 @@ PyObject* setup(PyObject*, PyObject* given) {
 }
 
 // connect(launch, error_string, replace_address, is_capturing): the addresses of the driver's functions; no
-// entry may be kept before.
+// entry may be kept before. Threads may be reading what an earlier call has set, so that is not freed.
 PyObject* connect(PyObject*, PyObject* given) {
   unsigned long long launch, error_string, replace_address, is_capturing;
   if (!PyArg_ParseTuple(given, "KKKK", &launch, &error_string, &replace_address, &is_capturing))

@@ -53,16 +53,17 @@ inline std::shared_ptr<const Entry> parse_entry(py::handle given, int operands) 
     entry->allocator = std::make_shared<PythonAllocator>(workspace);
   entry->extents = field<std::array<uint64_t, 3>>(given, "extents");
   entry->copies = field<bool>(given, "copies");
-  entry->preactivation = field<bool>(given, "preactivation");
+  entry->preactivations = field<int>(given, "preactivations");
   const auto derivative = field<int>(given, "derivative"), activation = field<int>(given, "activation");
-  if (derivative < 0 || derivative > static_cast<int>(Derivative::kLinear) || activation < 0 ||
+  if (entry->preactivations < 0 || entry->preactivations > 2 || derivative < 0 ||
+      derivative > static_cast<int>(Derivative::kLinear) || activation < 0 ||
       activation > static_cast<int>(Activation::kSilu))
     throw std::invalid_argument("no such derivative");
   entry->derivative = static_cast<Derivative>(derivative);
   entry->activation = static_cast<Activation>(activation);
   for (const py::handle step : given.attr("steps")) {
     entry->steps.push_back(parse_step(step));
-    entry->steps.back().check(operands - entry->copies + entry->preactivation +
+    entry->steps.back().check(operands - entry->copies + entry->preactivations +
                               2 * (entry->allocator != nullptr) +
                               static_cast<int>(entry->temporaries.size()));
   }

@@ -52,8 +52,7 @@ struct Entry {
   std::shared_ptr<Allocator> allocator;  // null: the launches share no memory
   std::array<uint64_t, 3> extents;       // bytes from the first element of a, b and c to the end of the last
   bool copies;  // whether the launches add to the result, which is a copy of the last auxiliary operand first
-  bool
-      preactivation;  // whether the launches also store what the activation is applied to, as the result lies
+  int preactivations;  // matrices that the launches store for a backward, as the result lies: with a gate 2
   Derivative derivative;
   Activation activation;
   std::vector<Step> steps;
