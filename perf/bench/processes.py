@@ -12,11 +12,13 @@ import argparse
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from threading import Event, Thread, active_count
@@ -109,8 +111,13 @@ def loading() -> Callable[[], AbstractContextManager[None]]:
 
 def started(condition: str, empty: str) -> subprocess.Popen[str]:
     """A process under the condition. empty: a folder that is PATH and the user's cache where there is no compiler. What
-    Triton itself compiles there, it finds in its own cache, since the other processes have run it."""
-    changed = {"PATH": empty, "XDG_CACHE_HOME": empty, "CXX": ""} if condition == NO_COMPILER else {}
+    Triton itself compiles there, it finds in its own cache, since the other processes have run it. The name there
+    depends on what `file` says of Python's executable (platform.architecture), so PATH has that command."""
+    changed: dict[str, str] = {}
+    if condition == NO_COMPILER:
+        changed = {"PATH": empty, "XDG_CACHE_HOME": empty, "CXX": "", "CC": ""}
+        if command_file := shutil.which("file"):
+            Path(empty, "file").symlink_to(command_file)
     surroundings = {**os.environ, "TRITON_GEMM_BACKGROUND": "0", **changed}
     command, pipe = [sys.executable, "-c", CHILD, condition], subprocess.PIPE
     return subprocess.Popen(command, cwd=environment.ROOT, env=surroundings, stdin=pipe, stdout=pipe, text=True)
