@@ -174,12 +174,12 @@ class FastPath:
             how = found.copies, found.preactivations, ACTIVATED.get(call[4], 0)
             table.keep(call, native.entry_of(made, *like, derivative, *how))
 
-        self.tell_table(extension, key, call, keep)
+        self.add_to_table(extension, key, call, keep)
 
-    def tell_table(self, extension: Any, key: Key, call: tuple[Any, ...], tell: Callable[[Any], None]) -> None:
-        """Has `tell` add calls like this one, of that key, to the table of the extension, if it can."""
+    def add_to_table(self, extension: Any, key: Key, call: tuple[Any, ...], add: Callable[[Any], None]) -> None:
+        """Has `add` add calls like this one, of that key, to the table of the extension, if it can."""
         try:
-            tell(table := self._table(extension))
+            add(table := self._table(extension))
         except EXPECTED as error:  # the call itself was computed
             log.debug("calls like %s are left to Python: %s", key, error)
             return

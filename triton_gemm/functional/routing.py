@@ -300,7 +300,7 @@ def _routed(overload: str) -> Kernel:
         elif key is not None and why not in OF_OUT:
             if _by_cpp.registered:  # C++ leaves such calls to torch, and counts them, without asking Python again
                 words = f"{name} torch: {why}"
-                fast.tell_table(_by_cpp.extension, key, call, lambda table: _by_cpp.leave(table, call, words))
+                fast.add_to_table(_by_cpp.extension, key, call, lambda table: _by_cpp.leave(table, call, words))
             plan.keep(fast.by_torch, key, why, plan.MAX_PLANS)
         _counts[name, f"torch: {why}"] += 1
         return None
