@@ -48,15 +48,17 @@ def test_it_says_where_the_extension_is(compiler: fake_cxx.Compiler, tmp_path: P
     [
         ("CXX", "false", "false failed, with status 1"),
         ("CXX", "g++ 'x", "No closing quotation"),
+        ("CXX", "nowhere -O1", "CXX is 'nowhere -O1', and there is no such command"),
+        ("TRITON_GEMM_NATIVE", "/image.so", "TRITON_GEMM_NATIVE is /image.so, so what is built in the cache folder"),
         ("XDG_CACHE_HOME", "/dev/null", "Not a directory"),
     ],
 )
 def test_it_says_why_it_cannot_be_built(
     variable: str, value: str, words: str, compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(native_file, "setting", native_file.setting.__wrapped__)  # not kept for later tests
     monkeypatch.setenv(variable, value)
     assert words in call("build", code=1)
-    monkeypatch.setenv(variable, value)
     assert words in json.loads(call("build", "--json", code=1).splitlines()[0])["error"]
 
 

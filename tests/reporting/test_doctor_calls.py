@@ -42,9 +42,9 @@ def test_each_state_has_a_sentence(compiler: fake_cxx.Compiler, monkeypatch: pyt
     file = native_build.build()
     assert calls() == ("good", f"C++ launches repeated calls, by {file}", "")
     file.chmod(0o666)
-    status, says, do = calls()
+    status, says, _ = calls()
     assert status == "note" and says.startswith("Python launches repeated calls, not C++: others may write to")
-    assert f"chmod go-w {file}" in do
+    assert f"chmod go-w {file}" in says
     file.unlink()
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("PATH", os.devnull)
@@ -83,10 +83,19 @@ def test_a_wrong_switch_of_the_background_is_named(
     assert first[:2] == ("broken", "TRITON_GEMM_BACKGROUND must be 0 or 1, not 'off': it counts as 1")
 
 
-def test_what_nothing_reads_without_a_gpu_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_extension_that_an_image_names_is_judged(
+    compiler: fake_cxx.Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing reads TRITON_GEMM_BACKGROUND there."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", None)
     for name in ("BACKGROUND", "NATIVE"):
         monkeypatch.setenv(f"TRITON_GEMM_{name}", "off")
-    assert calls()[0] == "good"
     assert [status for status, *_ in doctor._policy()] == ["good"]
+    assert [x.status for x in doctor.examine().findings if x.about == "calls"] == ["broken", "good"]
+    file = tmp_path / "into" / "triton_gemm_native.so"
+    monkeypatch.setenv("TRITON_GEMM_NATIVE", str(file))
+    native_file.setting.cache_clear()
+    found = [x for x in doctor.examine().findings if x.about == "calls"]
+    assert [x.status for x in found] == ["good", "note"] and str(file) in found[1].says
+    native_build.build(file.parent)
+    assert [x.says for x in doctor.examine().findings if x.about == "calls"][1] == f"{file} can be loaded"

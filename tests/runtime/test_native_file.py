@@ -49,7 +49,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a file that all may write": (lambda file: file.chmod(0o646), "others may write to"),
     "a folder that its group may write": (lambda file: file.parent.chmod(0o770), "others may write to"),
     "a folder that all may write": (lambda file: file.parent.chmod(0o1777), "others may write to"),
-    "a folder that is a link": (lambda file: to_a_link(file.parent), "Not a directory"),
+    "a folder that is a link": (lambda file: to_a_link(file.parent), "a link instead of a folder"),
     "somebody's file": (to_another, f"belongs to user {SOMEBODY}"),
     "somebody's folder": (lambda file: to_another(file.parent), f"belongs to user {SOMEBODY}"),
 }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..runtime import native_build
+from ..runtime import native_build, native_file
 from . import output
 
 
@@ -29,6 +29,11 @@ def build(
     Set `TRITON_GEMM_NATIVE=/opt/triton_gemm/triton_gemm_native.so` in the image. It needs a C++ compiler: `CXX`, or
     g++, c++ or clang++ on the path. Exit status 1 if it cannot be built.
     """
+    if into is None and native_file.setting() not in ("0", "1"):
+        raise output.FailedError(
+            f"TRITON_GEMM_NATIVE is {native_file.setting()}, so what is built in the cache folder would not be loaded: "
+            "unset it, or build with --into"
+        )
     try:
         path, _ = native_build.checked(into and into.absolute())
     except ImportError as error:

@@ -38,12 +38,14 @@ if (_TORCH / "lib" / "libtorch_cuda.so").exists():
 
 
 def cxx_compiler() -> list[str] | None:
-    """The C++ compiler and its arguments, or None. RuntimeError where CXX cannot be split into them."""
+    """The C++ compiler and its arguments, or None. RuntimeError where CXX names none."""
     given = os.environ.get("CXX", "")
     try:
         found = shlex.split(given)
     except ValueError as error:
         raise RuntimeError(f"CXX is {given!r}: {error}") from None
+    if found and shutil.which(found[0]) is None:
+        raise RuntimeError(f"CXX is {given!r}, and there is no such command")
     path = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     return found or (None if path is None else [path])
 

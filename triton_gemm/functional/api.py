@@ -380,7 +380,10 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
         if gate is None and gate_bias is not None:
             raise ValueError("linear(): gate_bias is given without gate")
         request = request._replace(activation=rules.gate("linear", request.activation, gate, "[N, K] each: weight"))
-    arguments.tensors("linear", input=a, weight=weight, **{name: y for name, y in more.items() if y is not None})
+    arguments.tensors("linear", input=a, weight=weight)
+    for name, y in more.items():
+        if y is not None:
+            arguments.tensor("linear", f"'{name}' (position 3)" if name == "bias" else f"'{name}'", y)
     rules.activation("linear", request.activation)
     if (
         request.precision is None

@@ -77,7 +77,9 @@ def grouped_matmul(
     key, c = _fast.take(operation, mat_a, mat_b, tuple([x for x in (gate, offs) if x is not None]))
     if c is not None:
         return c
-    arguments.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b, **({} if gate is None else {"gate": gate}))
+    arguments.tensors("grouped_matmul", mat_a=mat_a, mat_b=mat_b)
+    if gate is not None:
+        arguments.tensor("grouped_matmul", "'gate'", gate)
     name: str | None = activation
     if gate is not None or (isinstance(activation, str) and activation in GATES):
         name = rules.gate("grouped_matmul", activation, gate, "[G, K, N] each: mat_b")

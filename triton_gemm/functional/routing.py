@@ -116,17 +116,21 @@ def enable(
         RuntimeError: torch sees no CUDA device (unless TRITON_INTERPRET=1 was set before Python started), or
             first_calls="torch" under batch invariance, here and at every call.
     """
-    _begin(_rule(only, exclude, predicate, first_calls))
+    _begin(_rule("enable", only, exclude, predicate, first_calls))
 
 
 @hide_from_dynamo
 def _rule(
-    only: Kind | Collection[Kind], exclude: Kind | Collection[Kind], predicate: Wanted | None, first_calls: FirstCalls
+    function: str,
+    only: Kind | Collection[Kind],
+    exclude: Kind | Collection[Kind],
+    predicate: Wanted | None,
+    first_calls: FirstCalls,
 ) -> Rule:
-    """A rule of `enable`'s arguments, which are checked."""
-    arguments.callback("enable", "predicate", predicate, "op", "a", "b")
-    arguments.one_of("enable", "first_calls", first_calls, get_args(FirstCalls))
-    kinds = _kinds("only", only), _kinds("exclude", exclude)
+    """A rule of the arguments of `enable` or `use`, which are checked."""
+    arguments.callback(function, "predicate", predicate, "op", "a", "b")
+    arguments.one_of(function, "first_calls", first_calls, get_args(FirstCalls))
+    kinds = _kinds(function, "only", only), _kinds(function, "exclude", exclude)
     if first_calls == "torch":
         _refuse_invariance()
         if not (INTERPRETED or background.enabled()):
@@ -166,16 +170,17 @@ def _end(rule: Rule) -> None:
         _by_cpp.change(_rules, _rules.remove, rule)
 
 
-def _kinds(name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
+def _kinds(function: str, name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
     """What `only` or `exclude`, which `name` says, names: one, or several."""
     if isinstance(given, (str, torch.dtype)):
         given = (given,)
-    arguments.several("enable", name, given)
+    arguments.several(function, name, given)
     several = tuple(given)
     names = *ROUTED, *PRODUCTS
     unknown = [x for x in several if not (isinstance(x, torch.dtype) or (isinstance(x, str) and x in names))]
     if unknown:
-        raise ValueError(f"enable(): {', '.join(map(str, unknown))}: only {', '.join(names)} are routed, and by dtypes")
+        wrong = ", ".join(map(str, unknown))
+        raise ValueError(f"{function}(): {wrong}: only {', '.join(names)} are routed, and by dtypes")
     return frozenset(several)
 
 
@@ -208,7 +213,7 @@ def use(
     Raises:
         ValueError, RuntimeError: As `enable`.
     """
-    rule = _rule(only, exclude, predicate, first_calls)
+    rule = _rule("use", only, exclude, predicate, first_calls)
     try:
         try:
             _begin(rule)

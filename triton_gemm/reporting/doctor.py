@@ -232,26 +232,23 @@ def _compiler() -> Found:
 def _native() -> Found:
     """What launches repeated calls."""
     by_python = "Python launches repeated calls, not C++"
-    if (why := native_build.why_not()) is not None:
-        yield "good", f"{by_python}: {why}"
-        return
     if (wrong := native_file.wrong()) is not None:
         yield "broken", wrong, "set it to one of these, or unset it"
+    given = native_file.setting() not in ("0", "1")
+    if (why := native_build.why_not()) is not None:
+        yield "good", f"{by_python}: {why}"
+        if not given:
+            return
     where = native_file.path()
     if where is None:
         yield "note", f"{by_python}: there is no cache folder", "set HOME or XDG_CACHE_HOME, or install platformdirs"
         return
-    given = native_file.setting() != "1"
     try:
         os.close(native_file.open_checked(where))
-        yield "good", f"C++ launches repeated calls, by {where}"
+        yield "good", f"C++ launches repeated calls, by {where}" if why is None else f"{where} can be loaded"
         return
     except PermissionError as error:
-        yield (
-            "note",
-            f"{by_python}: {error}",
-            f"if it is not yours, delete it; else `chmod go-w {where}`, and its folder",
-        )
+        yield "note", f"{by_python}: {error}", "or delete the file, if you do not know it"
         return
     except (OSError, ImportError) as error:
         if given:

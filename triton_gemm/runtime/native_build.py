@@ -40,7 +40,7 @@ NOT_YET = "no call was made twice"
 BUILDING = "it is being built"
 LOST = (
     "Python launches repeated calls, and each costs the host about 25 us instead of 10: %s. `triton-gemm doctor` says "
-    "what to do. TRITON_GEMM_NATIVE=0 asks for this, and ends the warning."
+    "what to do. To have Python launch them without this warning, set TRITON_GEMM_NATIVE=0."
 )
 # The compiler, in a process group of its own that is killed when the pipe to this process closes, however that ends.
 WATCHED = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & nice -n 10 "$@"; status=$?; kill $!; exit $status'

@@ -72,7 +72,12 @@ def extensions() -> list[Path]:
 def opened(where: Path) -> Iterator[Path]:
     """The folder by a name that stays its own, whoever may rename what it lies in. So of its ancestors nothing is
     asked. PermissionError where others could put files there."""
-    descriptor = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except NotADirectoryError as error:
+        if where.is_symlink():
+            raise NotADirectoryError(error.errno, "a link instead of a folder", str(where)) from None
+        raise
     try:
         _check(descriptor, where)
         yield Path(f"/proc/self/fd/{descriptor}")
@@ -83,10 +88,12 @@ def opened(where: Path) -> Iterator[Path]:
 def _check(descriptor: int, name: Path) -> os.stat_result:
     about = os.fstat(descriptor)
     if about.st_uid not in (0, os.geteuid()):
-        raise PermissionError(f"{name} belongs to user {about.st_uid}: no code is loaded from there")
+        how = "build it as this user, or give it to root with chown"
+        raise PermissionError(f"{name} belongs to user {about.st_uid}, so no code is loaded from there: {how}")
     if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.filemode(about.st_mode)
-        raise PermissionError(f"others may write to {name} ({mode}): no code is loaded from there")
+        how = f"`chmod go-w {name}`"
+        raise PermissionError(f"others may write to {name} ({mode}), so no code is loaded from there: {how}")
     return about
 
 

@@ -238,7 +238,7 @@ MISTAKES = {
     "fewer": ((X, UP), {"gate": UP[:1]}, RuntimeError, r"mat_b float32\[2, 8, 6\], gate float32\[1, 8, 6\]"),
     "other columns": ((X, UP), {"gate": UP[..., :5]}, RuntimeError, r"mat_b .*\[2, 8, 6\], gate float32\[2, 8, 5\]"),
     "another length": ((X[:, :7], UP), {}, RuntimeError, r"mat_a float32\[4, 7\], mat_b .*, gate float32\[2, 8, 6\]"),
-    "dtypes": ((X, UP), {"gate": UP.half()}, RuntimeError, r"all of one dtype; .*gate float16\[2, 8, 6\]"),
+    "dtypes": ((X, UP), {"gate": UP.half()}, RuntimeError, r"all of one dtype.*gate float16\[2, 8, 6\]"),
     "groups of columns": ((UP.mT, X.T), {"gate": UP.mT}, RuntimeError, r"mat_a is \[M, K\].*mat_b float32\[8, 4\]"),
     "groups of K": ((X, X.T), {"gate": X.T}, RuntimeError, r"mat_b and gate are \[G, K, N\].*gate float32\[8, 4\]"),
     "batches": ((X.expand(3, 4, 8), UP, None), {}, RuntimeError, r"offs \[G, M, K\].*mat_a float32\[3, 4, 8\]"),
@@ -248,7 +248,7 @@ MISTAKES = {
         NotImplementedError,
         "not implemented",
     ),
-    "no tensor": ((X, UP), {"gate": 1.5}, TypeError, "'gate' .* must be Tensor, not float"),
+    "no tensor": ((X, UP), {"gate": 1.5}, TypeError, "'gate' must be Tensor, not float"),
     "offs": ((X, UP, ENDS_OF_2.long()), {}, RuntimeError, "int32"),
 }
 

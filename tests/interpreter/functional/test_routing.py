@@ -401,6 +401,8 @@ def test_other_names_are_refused_before_anything_is_routed(wrong: object) -> Non
     for argument in ("only", "exclude"):
         with pytest.raises(ValueError, match="only mm, bmm, addmm, baddbmm, "):
             triton_gemm.enable(**{argument: wrong})
+        with pytest.raises(ValueError, match=r"use\(\): "), triton_gemm.use(**{argument: wrong}):
+            pass
 
 
 @pytest.mark.few(shows=one)
