@@ -60,6 +60,13 @@ def listed(_: int = SEED) -> list[GemmProblem]:
     return list(dict.fromkeys(gemm_problem(shape, MODE) for name in LISTED for shape in SUITES[name].shapes))
 
 
+def suites(_: int = SEED) -> list[GemmProblem]:
+    """The listed products of every suite in bf16, each once: matrices without an epilogue whose rows are aligned."""
+    shapes = [shape for suite in SUITES.values() if suite.mode is None for shape in suite.shapes]
+    plain = [x for x in shapes if x == Shape(x.M, x.N, x.K, x.name, x.batch, x.layout)]
+    return list(dict.fromkeys(gemm_problem(shape, MODE) for shape in plain))
+
+
 def drawn(seed: int) -> list[GemmProblem]:
     """Products of every regime, none of them listed; regimes alternate, so that a run that is cut short has of all."""
     places = [
@@ -98,6 +105,7 @@ RUNS = {
     run.name: run
     for run in (
         Run("listed", "of language models", listed, "same", drawn=False),
+        Run("suites", "of every suite in bf16", suites, "same", seconds=1.0, drawn=False),
         Run("unseen", "drawn in all regimes", drawn, "any"),
         Run("layers", "projections at 100 to 1000 tokens that are drawn", layers, "any"),
         Run("twice", "drawn in all regimes, each tuned twice", twice, "same", 2),

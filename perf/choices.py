@@ -1,0 +1,138 @@
+"""Compares today's choices with the committed ones, for all listed products in bf16: python -m perf.choices
+
+Needs no GPU. A product's choice may differ from that in perf/results/<gpu>/choices.csv only if the newest race that
+timed both finds it at most 2 % slower. In the mean choices may become 0.3 % slower. Choices that no race has timed are
+listed, and may be 3 % of all; `python -m perf.tuning suites` times them. --update writes today's choices. Exit status:
+1 if a limit is exceeded, 2 for a mistake in the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perf.common.files import shown
+from perf.common.formats import percent
+from perf.measure.environment import RESULTS, ROOT, slug
+from perf.tuning.runs import suites
+from perf.tuning.tables import committed
+from triton_gemm.cli.words import problem_text
+from triton_gemm.hardware.gpus import named_device
+from triton_gemm.runtime import policies
+from triton_gemm.tables.records import named
+
+TRITON = "3.9.0"  # of the races
+# Choices depend on Triton's version and on whether it has clusters, which is told by `inline_asm`.
+CHILD = f"""
+import triton, triton.experimental.gluon.language as language
+triton.__version__, language.inline_asm = {TRITON!r}, getattr(language, "inline_asm", None)
+from perf.choices import child
+child()
+"""
+GPUS = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200"}  # by the name in a record
+ONE, MEAN, UNKNOWN = 0.02, 0.003, 0.03  # what one choice may lose, all in the mean, and the share without a race
+FILE, COLUMNS = "choices.csv", ("product", "choice")
+Race = Mapping[str, float]  # microseconds by candidate
+
+
+@dataclass(frozen=True)
+class Found:
+    """A product's choice before and today. lost: today's time over the time before, less 1; None: no race timed both,
+    or the choice if it is new."""
+
+    product: str
+    before: str | None
+    today: str
+    lost: float | None
+
+
+def races(gpu: str, results: Path) -> dict[str, list[Race]]:
+    """The races of each product on a GPU with Triton TRITON, the newest first."""
+    records = [x for x in committed(results) if (x["environment"]["gpu"], x["environment"]["triton"]) == (gpu, TRITON)]
+    found: dict[str, list[Race]] = {}
+    for record in sorted(records, key=lambda record: record["environment"]["date"], reverse=True):
+        for product in record["products"]:
+            found.setdefault(product["product"], []).append({name: us for us, name in product["times"]})
+    return found
+
+
+def chosen(gpu: str) -> dict[str, str]:
+    """Today's choice for each listed product."""
+    device = named_device(GPUS[gpu])
+    return {problem_text(x): named(policies.choose(x, device)) for x in suites()}
+
+
+def child() -> None:
+    """Prints the choices on all GPUS as JSON."""
+    print(json.dumps({gpu: chosen(gpu) for gpu in GPUS}))
+
+
+def chosen_as_recorded() -> dict[str, dict[str, str]]:
+    """Today's choices by GPU with Triton TRITON, whichever is installed."""
+    done = subprocess.run([sys.executable, "-c", CHILD], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, dict[str, str]] = json.loads(done.stdout)
+    return found
+
+
+def compared(
+    today: Mapping[str, str], before: Mapping[str, str], timed: Mapping[str, Sequence[Race]]
+) -> Iterator[Found]:
+    for product, choice in today.items():
+        known = before.get(product)
+        names = {choice, known or choice}
+        race = next((race for race in timed.get(product, ()) if names <= race.keys()), None)
+        lost = None if race is None else race[choice] / race[known or choice] - 1
+        yield Found(product, known, choice, lost)
+
+
+def exceeded(found: Sequence[Found]) -> list[str]:
+    """The limits that today's choices exceed, and by which products."""
+    slower = [x for x in found if x.lost is not None and x.lost > ONE]
+    known = [x.lost for x in found if x.lost is not None]
+    mean = sum(known) / max(len(known), 1)
+    unknown = [x for x in found if x.lost is None]
+    lines = [f"{x.product}: {x.before} -> {x.today} is {percent(x.lost)} slower" for x in slower]
+    if mean > MEAN:
+        lines.append(f"today's choices are {100 * mean:.2g} % slower in the mean")
+    if len(unknown) > UNKNOWN * len(found):
+        lines += [
+            f"{len(unknown)} of {len(found)} choices were timed in no race; `python -m perf.tuning suites` times them"
+        ]
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m perf.choices", description=__doc__)
+    parser.add_argument("--update", action="store_true", help="write today's choices")
+    given = parser.parse_args(arguments)
+    failed = False
+    for gpu, today in chosen_as_recorded().items():
+        file = RESULTS / slug(gpu) / FILE
+        before = {}
+        if file.exists():
+            with file.open(newline="") as opened:
+                before = {row["product"]: row["choice"] for row in csv.DictReader(opened)}
+        found = list(compared(today, before, races(gpu, RESULTS)))
+        changed = [x for x in found if x.before not in (None, x.today)]
+        unknown = [x for x in found if x.lost is None]
+        print(f"{gpu}: {len(found)} products, {len(changed)} changed, {len(unknown)} not recorded")
+        for x in unknown:
+            print(f"  not recorded: {x.product}: {x.today}")
+        for line in (lines := exceeded(found)):
+            print(f"  {line}", file=sys.stderr)
+        failed |= bool(lines)
+        if given.update:
+            with file.open("w", newline="") as opened:
+                csv.writer(opened, lineterminator="\n").writerows([COLUMNS, *today.items()])
+            print(f"Written to {shown(file)}.")
+    return int(failed and not given.update)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Today's choices against the committed ones: what counts as slower, which race is taken, and the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from perf import choices
+from perf.measure.environment import slug
+from perf.tuning.runs import listed, suites
+from triton_gemm.suites import SUITES
+
+H100 = "NVIDIA H100 80GB HBM3"
+RACES = {"x": [{"a": 10.0, "b": 10.5}, {"a": 10.0, "c": 9.0}], "y": [{"b": 1.0}]}
+
+
+def lost(today: Mapping[str, str], before: Mapping[str, str]) -> list[float | None]:
+    return [x.lost for x in choices.compared(today, before, RACES)]
+
+
+def test_both_choices_are_taken_from_one_race() -> None:
+    assert lost({"x": "b", "y": "b"}, {"x": "a"}) == [pytest.approx(0.05), 0]
+    assert lost({"x": "c"}, {"x": "a"}) == [pytest.approx(-0.1)], "of an older race, as the newest has no c"
+    assert lost({"x": "c"}, {"x": "b"}) == lost({"y": "a"}, {}) == lost({"z": "a"}, {}) == [None]
+    assert lost({"x": "b"}, {"x": "b"}) == [0]
+
+
+def found(*lost: float | None) -> list[choices.Found]:
+    return [choices.Found(f"product {i}", "a", "b", x) for i, x in enumerate(lost)]
+
+
+def test_limits() -> None:
+    good = found(*[0.0] * 100)
+    assert not choices.exceeded(good + found(0.019, -0.2)) and not choices.exceeded(good + found(*[None] * 3))
+    [one] = choices.exceeded(good + found(0.021))
+    assert one == "product 0: a -> b is 2.1 % slower"
+    [mean] = choices.exceeded(found(*[0.004] * 10))
+    assert "0.4 % slower in the mean" in mean
+    [unknown] = choices.exceeded(good + found(*[None] * 4))
+    assert "4 of 104 choices" in unknown
+
+
+def test_the_newest_race_comes_first(tmp_path: Path) -> None:
+    for day, gpu, triton in ((1, H100, "3.9.0"), (2, H100, "3.9.0"), (3, H100, "3.8.0"), (4, "NVIDIA H200", "3.9.0")):
+        write(tmp_path, f"{day}-{triton}", {"x": {"a": float(day)}}, day, gpu, triton)
+    assert choices.races(H100, tmp_path) == {"x": [{"a": 2.0}, {"a": 1.0}]}
+
+
+def write(
+    results: Path, name: str, times: Mapping[str, Mapping[str, float]], day: int, gpu: str = H100, triton: str = "3.9.0"
+) -> None:
+    products = [{"product": x, "times": [[us, way] for way, us in of.items()]} for x, of in times.items()]
+    made = {"gpu": gpu, "triton": triton, "date": f"2026-11-0{day}"}
+    file = results / slug(gpu) / "tuning" / triton / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"environment": made, "products": products}))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the choices of this Triton."""
+    monkeypatch.setattr(choices, "RESULTS", tmp_path)
+    today = choices.chosen(H100)
+    monkeypatch.setattr(choices, "chosen_as_recorded", lambda: {H100: today})
+    (tmp_path / slug(H100)).mkdir()
+    assert choices.main([]) == 1 and "timed in no race" in capsys.readouterr().err
+    write(tmp_path, "suites", {product: {choice: 10.0, "faster": 9.0} for product, choice in today.items()}, 1)
+    assert choices.main([]) == choices.main(["--update"]) == choices.main([]) == 0
+    committed = tmp_path / slug(H100) / choices.FILE
+    product, choice = next(iter(today.items()))
+    text = committed.read_text()
+    assert f"{product},{choice}" in text
+    committed.write_text(text.replace(f"{product},{choice}", f"{product},faster"))
+    capsys.readouterr()
+    assert choices.main([]) == 1 and f"{product}: faster -> {choice} is 11 % slower" in capsys.readouterr().err
+
+
+def test_choices_are_those_of_the_recorded_triton() -> None:
+    """In a process where Triton is what it was for the records: with clusters, and the shipped table."""
+    found = choices.chosen_as_recorded()
+    assert found.keys() == choices.GPUS.keys()
+    for gpu in found:
+        assert sum(" cluster " in choice for choice in found[gpu].values()) > 50
+
+
+def test_all_suites_are_in_the_run() -> None:
+    plain = {shape.key for suite in SUITES.values() if suite.mode is None for shape in suite.shapes}
+    assert set(listed()) <= set(suites()) and len(suites()) > 0.8 * len(plain)
