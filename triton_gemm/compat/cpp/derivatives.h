@@ -131,8 +131,8 @@ struct ActivatedNode : torch::autograd::Function<ActivatedNode> {
   static constexpr bool is_traceable = true;
 
   static variable_list forward(Context* context, const at::Tensor& a, const at::Tensor& b,
-                               const MaybeTensor& bias, const MaybeTensor& gate, const MaybeTensor& gate_bias,
-                               const Launch* launch) {
+                               const MaybeTensor& bias, const MaybeTensor& gate,
+                               const MaybeTensor& /*gate_bias*/, const Launch* launch) {
     variable_list before;
     const at::Tensor result = run(launch->entry, launch->call, &before);
     save(context, a, b, bias, gate, before.empty() ? variable_list{result} : before);
