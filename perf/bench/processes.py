@@ -124,8 +124,8 @@ def started(condition: str, empty: str) -> subprocess.Popen[str]:
 
 
 def run_rounds(rounds: int) -> Results:
-    """One more round comes first, to warm up, and is dropped. Odd rounds run in reverse order. A condition whose
-    process fails is left out."""
+    """Runs all processes round-robin, in reverse order in odd rounds. An additional first round is warm-up and is
+    dropped. A condition whose process fails is left out."""
     results: Results = {condition: [] for condition in CONDITIONS}
     with TemporaryDirectory() as empty, ExitStack() as stack:
         running: dict[str, Any] = {}

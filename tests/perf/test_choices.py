@@ -52,7 +52,7 @@ def test_the_newest_race_comes_first(tmp_path: Path) -> None:
 def write(
     results: Path, name: str, times: Mapping[str, Mapping[str, float]], day: int, gpu: str = H100, triton: str = "3.9.0"
 ) -> None:
-    products = [{"product": x, "times": [[us, way] for way, us in of.items()]} for x, of in times.items()]
+    products = [{"product": x, "times": [[us, candidate] for candidate, us in of.items()]} for x, of in times.items()]
     made = {"gpu": gpu, "triton": triton, "date": f"2026-11-0{day}"}
     file = results / slug(gpu) / "tuning" / triton / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Fixtures: the C++ extension, built once for all tests, and a fake GPU whose compiler a test controls."""
+"""Fixtures: the C++ extension, built once for all tests, and a fake GPU. Tests decide when kernels are compiled."""
 
 from __future__ import annotations
 

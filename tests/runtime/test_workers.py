@@ -130,7 +130,7 @@ def test_a_spawned_worker_plans_as_its_parent() -> None:
 
 # --- 100,000 problems ---
 
-# Caches of each module whose keys are devices, dtypes, configurations or tables, of which there are few.
+# By module: caches that stay small, because there are few devices, dtypes, configurations and tables as keys.
 SMALL = {
     "compat.native": "native_key",
     "compat.torch_compile": "_inductor_choices",

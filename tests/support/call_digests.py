@@ -138,7 +138,7 @@ def run_passes(calls: Sequence[Call], passes: int, device: str) -> Run:
 
 
 def difference(runs: Mapping[str, Run]) -> str | None:
-    """Names the first call whose digest differs from the one in the first pass of the first run, or returns None."""
+    """Describes the first call whose digest differs from that of the first run's first pass, or returns None."""
     first, *_ = runs.values()
     for name, run in runs.items():
         for number, digests in enumerate(run["digests"], 1):
