@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from examples.gpt import Gpt, GptConfig, next_token_loss
-from triton_gemm.functional import matrices
+from triton_gemm.functional import fast_path, matrices
+from triton_gemm.selection import generation
 
 WORDS, LETTERS = 64, "abcdefghijklmnopqrstuvwxyz"
 WINDOW = 10  # steps whose losses are averaged
@@ -109,6 +111,11 @@ def assert_a_run_like_torchs(ours: torch.Tensor, theirs: Sequence[torch.Tensor],
 
 
 def drop_last_of_k(patch: pytest.MonkeyPatch) -> None:
-    """Plants a bug: products leave out the last element of K."""
+    """Plants a bug: products leave out the last element of K, also those that were made before."""
     compute = matrices.compute
-    patch.setattr(matrices, "compute", lambda x, *how: compute(x._replace(a=x.a[..., :-1], b=x.b[..., :-1, :]), *how))
+
+    def without_the_last(x: matrices.Operands, *how: Any) -> tuple[torch.Tensor, fast_path.Known]:
+        return compute(x._replace(a=x.a[..., :-1], b=x.b[..., :-1, :]), *how)[0], fast_path.SLOW
+
+    patch.setattr(matrices, "compute", without_the_last)
+    generation.advance()  # what was kept is computed anew

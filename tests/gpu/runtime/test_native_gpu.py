@@ -321,7 +321,7 @@ def test_two_devices() -> None:
         table = spy(api._fast)
         before = table.launched
         triton_gemm.matmul(a, b)
-        assert table.launched == before + (a.device.index == torch.cuda.current_device())
+        assert table.launched == before + 1
 
 
 def test_hooks_and_new_states_are_python_s() -> None:
