@@ -25,6 +25,14 @@ def count(text: str) -> int:
     return number
 
 
+def shard(text: str) -> tuple[int, int]:
+    """One of so many parts of a list: 1/4 to 4/4."""
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"a shard is 1/4 to 4/4, not {text!r}")
+    return int(index), int(count)
+
+
 def given(parser: argparse.ArgumentParser, found: argparse.Namespace, names: Iterable[str]) -> list[str]:
     """The flags among `names` that are not as they are by default."""
     return [f"--{name}" for name in names if getattr(found, name) != parser.get_default(name)]

@@ -237,13 +237,6 @@ def cost(jobs: Sequence[Job]) -> int:
     return sum(COSTS.get(case, 12) for _, case in jobs)
 
 
-def shard(text: str) -> tuple[int, int]:
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
-        raise argparse.ArgumentTypeError(f"a shard is 1/4 to 4/4, not {text!r}")
-    return int(index), int(count)
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m perf.models",
@@ -262,7 +255,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"cases with such a word; there are {'; '.join(zoo.CASES)}",
     )
     parser.add_argument("--skip", nargs="+", default=[], metavar="WORD", help="not cases with such a word")
-    parser.add_argument("--shard", type=shard, default=(1, 1), metavar="I/N", help="one of N parts of the list")
+    parser.add_argument("--shard", type=args.shard, default=(1, 1), metavar="I/N", help="one of N parts of the list")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of rounds a case (%(default)s)")
     parser.add_argument("--tiny", action="store_true", help="very small models in Triton's interpreter; needs no GPU")
     parser.add_argument("--list", action="store_true", help="show the models and their cases")

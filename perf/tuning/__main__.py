@@ -55,15 +55,17 @@ def record_of(
     report: TuningReport,
     used: Mapping[GemmProblem, Selection] | None = None,
     weights: Sequence[str] = (),
+    shard: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
     """A record, with its environment. used: what tables, or the model, had for each product before; weights: those
-    that were tuned of a model's, "NxK", where that is not all."""
+    that were tuned of a model's, "NxK", where that is not all; shard: which part of the products, of how many."""
     return {
         "environment": environment.describe(tables.FOLDER),
         "run": run.name,
         "what": run.what,
         "seed": seed if run.drawn else None,
         **({"weights": list(weights)} if weights else {}),
+        **({"shard": list(shard)} if shard[1] > 1 else {}),
         "capability": list(current_device_info().capability),
         **{name: getattr(report, name) for name in ("bits", "measure")},
         "repeat": run.repeat,
@@ -130,7 +132,8 @@ def rebuild(sources: Sequence[Path], out: Path) -> int:
 def measure(run: Run, given: argparse.Namespace) -> bool:
     """Measures a run and writes its record; whether all of its products could be measured."""
     wanted = [x for x in run.problems(given.seed) if not given.weights or f"{x.N}x{x.K}" in given.weights]
-    problems = spaced(wanted, given.limit)
+    index, parts = given.shard
+    problems = list(spaced(wanted, given.limit))[index - 1 :: parts]
     device = current_device_info()
     if given.warm:
         compile_ahead(planned(problems, device, run.bits, run.rows))
@@ -139,7 +142,7 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
     budget = given.budget or run.seconds * run.repeat * count
     how: dict[str, Any] = {"bits": run.bits, "repeat": run.repeat, "rows": run.rows}
     report = tune(problems, budget=budget, **how, progress=lambda _: None)
-    record = record_of(run, given.seed, report, used, given.weights)
+    record = record_of(run, given.seed, report, used, given.weights, given.shard)
     path = tables.path_of(given.out or RESULTS, record)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
@@ -163,6 +166,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--weights", type=lambda words: words.split(","), default=(), metavar="NxK,NxK", help="of a model's only these"
+    )
+    parser.add_argument(
+        "--shard", type=given_arguments.shard, default=(1, 1), metavar="I/N", help="one of N parts of the products"
     )
     parser.add_argument("--warm", action="store_true", help="compile everything first, on all cores")
     parser.add_argument("--out", type=given_arguments.path, metavar="DIR", help="instead of perf/results")

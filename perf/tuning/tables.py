@@ -40,7 +40,8 @@ def path_of(results: Path, record: Record) -> Path:
     """Where the record of a run belongs."""
     made = record["environment"]
     seed = "" if record["seed"] is None else str(record["seed"])
-    words = filter(None, (record["run"], *record.get("weights", ()), seed, older(record)))
+    part = "of".join(map(str, record.get("shard", ())))
+    words = filter(None, (record["run"], *record.get("weights", ()), seed, part, older(record)))
     return results / slug(made["gpu"]) / FOLDER / str(made["triton"]) / f"{'-'.join(words)}.json"
 
 

@@ -16,7 +16,7 @@ from ..candidate import Algorithm, Bounded, Candidate
 from ..cost_model import SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
 from .configs import GATED, GATED_CLUSTERED, LONG, QUICK, Config, listed, of_itemsize
-from .costs import OfConfig, OfProblem, of_config, of_problem
+from .costs import OfConfig, OfProblem, of_config, of_problem, sustained
 from .host import can_split_k, illegal, promotes, unsuited
 from .widths import widths
 
@@ -184,15 +184,15 @@ def _listed(clusters: tuple[bool, bool], itemsize: int, *kind: Any) -> list[OfCo
 
 def _least(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceModel) -> float:
     """A lower bound of the predicted time in a configuration."""
-    config, m, n, most, cuts, multiply, lines, more, start, share, part, waiting, _, _, b_requested, a_least, _, _ = of
+    config, m, n, most, cuts, multiply, lines, more, start, share, part, waiting = of[:12]
     count, k_tiles = problem.batch * -(-problem.M // m) * -(-problem.N // n), -(-problem.K // config.BLOCK_K)
     one = k_tiles * (multiply + more)  # tile, whole
     a, b = min(config.BLOCK_M, problem.M) * on.a_lines, min(config.BLOCK_N, problem.N) * on.b_lines
-    l2 = count * k_tiles * lines * (a * a_least + b * b_requested) / model.l2
-    cubes = on.cubes + l2 * l2 * l2
+    l2 = count * k_tiles * lines * (a * of.a_least + b * of.b_requested) / model.l2
+    cubes = on.memory + l2 * l2 * l2
     waves, rest = divmod(count, most)
     busy = (waves + (rest > 0)) * (one + start + on.bias)
-    least = (busy * busy * busy + cubes) ** (1 / 3)
+    least = sustained(busy, cubes, on.power * of.energy)
     if 0 < 2 * rest <= most:
         if cuts and (waves == 0 or problem.arithmetic.exact):
             # The time in `parts` is a convex function of them, and no less than its tangent where it is about least.

@@ -20,6 +20,9 @@ _KNOWN = Remembered()
 GPC_SMS = 16  # at least, which programs of successive numbers are taken to fill
 HELD = 2  # slots of the ring that are not being filled: consumers read one, and have yet to free the one before
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
+# Energy of an element that enters an SM, in units of a product's, and the most by which the power limit stretches what
+# SMs do: fitted to clocks of 16 products on an H100 and an H200 that ran for 260 ms each (perf/results/*/steady.csv).
+ELEMENT, SLOWEST = 30.0, 3.0 ** (1 / 3)
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Costs:
     """What the kernel takes on one GPU, in microseconds.
 
     setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
-    share of it; step: what wgmma needs for 128 bytes along K of a tile, "128x256", at the clock of long products;
+    share of it; step: what wgmma needs for 128 bytes along K of a tile, "128x256", at the highest clock;
     stage: handing a stage of the ring over, of operands of 16 bits and of others; promotion: adding a k-tile's sums
     outside of the tensor cores, for TILE elements of tiles whose width is a multiple of 64, and of others, and what
     each doubling of a cluster's CTAs adds, as these wait for the slowest; line: of 128 bytes from L2 into an SM's
@@ -81,14 +84,15 @@ class Costs:
 
 
 class OfProblem(NamedTuple):
-    """Of a problem, whatever its tiles: fixed, and what each CTA adds to it; the cubes of the tensor cores' time at the
-    power limit and of memory's, added; the time that one of two neighbouring SMs would take to load all; that of a
-    second launch that adds up parts, and of each part; of each tile's bias; and the lines that 128 bytes of a row of A
-    and of B count for, wherever tiles begin."""
+    """Of a problem, whatever its tiles: fixed, and what each CTA adds to it; the time of the products' energy at the
+    power limit, without their operands'; the cube of memory's time; the time that one of two neighbouring SMs would
+    take to load all; that of a second launch that adds up parts, and of each part; of each tile's bias; and the lines
+    that 128 bytes of a row of A and of B count for, wherever tiles begin."""
 
     fixed: float
     spread: float
-    cubes: float
+    power: float
+    memory: float
     paired: float
     reduction: float
     reduced_part: float
@@ -101,9 +105,9 @@ class OfConfig(NamedTuple):
     """Of a configuration, whatever the problem's sizes: the sides of a cluster's tiles, how many clusters run at once,
     and whether tiles can be cut; the time of a k-tile's products, how often it loads 128 bytes of a row, and the time
     that it takes in addition; of a tile start and end, handing partial sums on, and adding one program's; of a launch
-    what clusters wait for; of sums, adding them outside of the tensor cores; L2's cost of a line of A and of B that all
-    CTAs of a cluster receive, and of A's the least; the share of A's that is saved if another cluster loads it, and how
-    many clusters a GPC has."""
+    what clusters wait for; of sums, adding them outside of the tensor cores; the energy of a product with its operands,
+    of one without as 1; L2's cost of a line of A and of B that all CTAs of a cluster receive, and of A's the least; the
+    share of A's that is saved if another cluster loads it, and how many clusters a GPC has."""
 
     config: Config
     m: int
@@ -118,6 +122,7 @@ class OfConfig(NamedTuple):
     part: float
     waiting: float
     adding: float
+    energy: float
     a_requested: float
     b_requested: float
     a_least: float
@@ -179,8 +184,21 @@ def _time(on: OfProblem, of: OfConfig, tile: OfTile, count: int, programs: int, 
     l2 *= count
     ctas = programs * of.config.ctas
     paired = 0.0 if alone else on.paired / ctas
-    cubes = busy * busy * busy + l2 * l2 * l2 + paired * paired * paired + on.cubes
-    return on.fixed + on.spread * ctas + shared + cubes ** (1 / 3)
+    others = l2 * l2 * l2 + paired * paired * paired + on.memory
+    return on.fixed + on.spread * ctas + shared + sustained(busy, others, on.power * of.energy)
+
+
+def sustained(busy: float, others: float, power: float) -> float:
+    """The soft maximum of SMs' time, which the power limit may stretch, and of others, whose cubes are added.
+
+    power: how long the product's energy at the highest clock takes at the power limit. Power goes with the cube of the
+    clock, as the voltage goes with it, so the clock falls by the cube root of energy over time. Grows with each.
+    """
+    cubes = busy * busy * busy
+    stretched = power / (cubes + others) ** (1 / 3)
+    if stretched > 1:
+        cubes *= min(stretched, SLOWEST**3)
+    return (cubes + others) ** (1 / 3)
 
 
 def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
@@ -191,7 +209,8 @@ def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
     return OfProblem(
         fixed=model.launch + costs.setup,
         spread=costs.spread / model.num_sms,
-        cubes=power * power * power + memory * memory * memory,
+        power=power,
+        memory=memory * memory * memory,
         paired=moved / costs.paired,
         reduction=costs.reduction[0],
         reduced_part=costs.reduction[1] + 4 * problem.batch * problem.M * problem.N / costs.reduction[2],
@@ -224,6 +243,7 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
         part=costs.part[0] + costs.part[1] * size,
         waiting=costs.cluster[0] * clustered,
         adding=adding,
+        energy=1 + ELEMENT * (1 / m + 1 / n),
         a_requested=a_requested,
         b_requested=config.ctas * _requested(config.CLUSTER_M, config.ctas, costs),
         a_least=a_requested * (1 - merged),
