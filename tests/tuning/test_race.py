@@ -84,6 +84,19 @@ def test_a_clock_that_falls_during_the_race_misleads_no_one() -> None:
         assert found.ms / found.incumbent_ms == pytest.approx(0.9, rel=0.01)
 
 
+def test_times_are_those_of_one_clock() -> None:
+    """Those of candidates that left the race before the clock fell, too."""
+    times = [1.0, *(1.02 + 0.01 * i for i in range(20))]
+    for seed in range(1, 6):  # in 0 the incumbent is disturbed in two of six rounds
+        kernels = Kernels(times.__getitem__, seed, noise=0.002)
+        kernels.compile(range(len(times)))
+        kernels.slow = lambda now: 1.0 + 0.1 * now
+        found = race.race(range(len(times)), kernels, BUDGET_S)
+        ratios = {way: ms / found.times[0] for way, ms in found.times.items()}
+        assert len(ratios) == len(times) > len(kernels.dropped) > 10
+        assert ratios == {way: pytest.approx(time, rel=0.01) for way, time in enumerate(times)}
+
+
 def test_of_equally_fast_ones_the_first_wins() -> None:
     times = [1.2, 1.0, 1.001, 1.0, 1.3]
     assert {run(times, seed).way for seed in range(50)} == {1}

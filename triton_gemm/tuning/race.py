@@ -75,8 +75,8 @@ class Race(Generic[Way]):
     ms: of a call, the winner's, the incumbent's and the fastest's in the final; noise: by how much the winner's time
     over the incumbent's may be off, as a share, or the fastest one's where the incumbent stays; rounds: of the final;
     timed: how many candidates, the incumbent included; failed: why others could not be; untried: those that there was
-    no time for; times: milliseconds of a call of each that was timed, as its last round had them;
-    once: of a first call, of who was not timed because of it.
+    no time for; times: milliseconds of a call of each that was timed, by its last rounds' ratio to the incumbent and
+    the incumbent's last time, so that they can be compared; once: of a first call, of who was not timed because of it.
     """
 
     way: Way
@@ -169,8 +169,10 @@ class _Field(Generic[Way]):
         bases = times[ways.index(self.ways[0])]
         logs = [[log(own / base) for own, base in zip(row, bases, strict=True)] for row in times]
         base = median(bases)
-        for way, row in zip(ways, logs, strict=True):
-            self.ms[way] = base * exp(middle(row))
+        drift = base / self.ms[self.ways[0]]  # of the clock, since the last rounds
+        for known in (self.ms, self.left):
+            known.update({way: ms * drift for way, ms in known.items()})
+        self.ms.update({way: base * exp(middle(row)) for way, row in zip(ways, logs, strict=True)})
         return logs
 
     def halve(self, end: float) -> None:
