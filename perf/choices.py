@@ -21,7 +21,7 @@ from perf.common.files import shown
 from perf.common.formats import percent
 from perf.measure.environment import RESULTS, ROOT, slug
 from perf.tuning.runs import suites
-from perf.tuning.tables import committed
+from perf.tuning.tables import committed, times_of
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.runtime import policies
@@ -58,7 +58,7 @@ def races(gpu: str, results: Path) -> dict[str, list[Race]]:
     found: dict[str, list[Race]] = {}
     for record in sorted(records, key=lambda record: record["environment"]["date"], reverse=True):
         for product in record["products"]:
-            found.setdefault(product["product"], []).append({name: us for us, name in product["times"]})
+            found.setdefault(product["product"], []).append(times_of(product))
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from perf.calibrate.shapes import OTHER, REGIMES
 from perf.common.files import read_json
+from perf.tuning.tables import times_of
 from triton_gemm import kernels
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import DeviceModel
@@ -183,7 +184,7 @@ def _raced(product: Mapping[str, Any], device: DeviceInfo) -> Measured | None:
     if unaligned:
         return None
     shape = Shape(int(M), int(N), int(K), layout=layout, batch=int(batch) if batch else None)
-    times = {name: us for us, name in product["times"]}
+    times = times_of(product)
     ways = (
         {named(Selection.of(way, "")): Way(way) for _, way in ranked(gemm_problem(shape, mode), device)}
         if times

@@ -8,6 +8,7 @@ from typing import Any
 
 import triton_gemm
 from perf.tuning.runs import RUNS, SEED
+from perf.tuning.tables import times_of
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.hardware.gpus import named_device
@@ -57,7 +58,7 @@ def table_of(*records: Mapping[str, Any]) -> Table:
 
 def _fastest(problem: GemmProblem, product: Mapping[str, Any], device: DeviceInfo, least_rows: int) -> Entry | None:
     """The entry of a product, without its origin, or None."""
-    us = {name: us for us, name in product["times"]}
+    us = times_of(product)
     choice = select(problem, device)
     default, same = named(choice), bit_class(problem, choice)
     ways = (Selection.of(candidate, "") for _, candidate in ranked(problem, device))

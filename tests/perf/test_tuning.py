@@ -40,7 +40,7 @@ SHIPPED_FROM = {
         *("listed", "llama-3-8b", "qwen-3-32b-a82030d", "qwen-3-32b", "qwen-3-32b-5120x25600"),
         *("deepseek-v3-tp8-a82030d", "deepseek-v3-tp8", f"deepseek-v3-tp8-{LATER}"),
     ),
-    "h200": ("llama-3-8b", "qwen-3-32b", "deepseek-v3-tp8"),
+    "h200": ("llama-3-8b", "qwen-3-32b", "deepseek-v3-tp8", "suites-1of2", "suites-2of2"),
 }
 
 
