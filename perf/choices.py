@@ -110,6 +110,7 @@ def exceeded(found: Sequence[Found]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.choices", description=__doc__)
     parser.add_argument("--update", action="store_true", help="write today's choices")
+    parser.add_argument("--missing", choices=GPUS.values(), help="print only the products of this GPU not recorded yet")
     given = parser.parse_args(arguments)
     failed = False
     for gpu, today in chosen_as_recorded().items():
@@ -121,6 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = list(compared(today, before, races(gpu, RESULTS)))
         changed = [x for x in found if x.before not in (None, x.today)]
         unknown = [x for x in found if x.lost is None]
+        if given.missing is not None:
+            for x in unknown if GPUS[gpu] == given.missing else ():
+                print(x.product)
+            continue
         print(f"{gpu}: {len(found)} products, {len(changed)} changed, {len(unknown)} not recorded")
         for x in unknown:
             print(f"  not recorded: {x.product}: {x.today}")

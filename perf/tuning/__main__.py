@@ -56,9 +56,11 @@ def record_of(
     used: Mapping[GemmProblem, Selection] | None = None,
     weights: Sequence[str] = (),
     shard: tuple[int, int] = (1, 1),
+    some: str | None = None,
 ) -> dict[str, Any]:
     """A record, with its environment. used: what tables, or the model, had for each product before; weights: those
-    that were tuned of a model's, "NxK", where that is not all; shard: which part of the products, of how many."""
+    that were tuned of a model's, "NxK", where that is not all; shard: which part of the products, of how many; some: a
+    name for those of a file."""
     return {
         "environment": environment.describe(tables.FOLDER),
         "run": run.name,
@@ -66,6 +68,7 @@ def record_of(
         "seed": seed if run.drawn else None,
         **({"weights": list(weights)} if weights else {}),
         **({"shard": list(shard)} if shard[1] > 1 else {}),
+        **({"some": some} if some else {}),
         "capability": list(current_device_info().capability),
         **{name: getattr(report, name) for name in ("bits", "measure")},
         "repeat": run.repeat,
@@ -132,6 +135,9 @@ def rebuild(sources: Sequence[Path], out: Path) -> int:
 def measure(run: Run, given: argparse.Namespace) -> bool:
     """Measures a run and writes its record; whether all of its products could be measured."""
     wanted = [x for x in run.problems(given.seed) if not given.weights or f"{x.N}x{x.K}" in given.weights]
+    if given.products is not None:
+        names = set(given.products.read_text().splitlines())
+        wanted = [x for x in wanted if problem_text(x) in names]
     index, parts = given.shard
     problems = list(spaced(wanted, given.limit))[index - 1 :: parts]
     device = current_device_info()
@@ -142,7 +148,9 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
     budget = given.budget or run.seconds * run.repeat * count
     how: dict[str, Any] = {"bits": run.bits, "repeat": run.repeat, "rows": run.rows}
     report = tune(problems, budget=budget, **how, progress=lambda _: None)
-    record = record_of(run, given.seed, report, used, given.weights, given.shard)
+    record = record_of(
+        run, given.seed, report, used, given.weights, given.shard, given.products and given.products.stem
+    )
     path = tables.path_of(given.out or RESULTS, record)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
@@ -166,6 +174,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--weights", type=lambda words: words.split(","), default=(), metavar="NxK,NxK", help="of a model's only these"
+    )
+    parser.add_argument(
+        "--products",
+        type=given_arguments.path,
+        metavar="FILE",
+        help="only those that it names, a line each, as `python -m perf.choices --missing GPU` prints them",
     )
     parser.add_argument(
         "--shard", type=given_arguments.shard, default=(1, 1), metavar="I/N", help="one of N parts of the products"

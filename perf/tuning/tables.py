@@ -41,7 +41,7 @@ def path_of(results: Path, record: Record) -> Path:
     made = record["environment"]
     seed = "" if record["seed"] is None else str(record["seed"])
     part = "of".join(map(str, record.get("shard", ())))
-    words = filter(None, (record["run"], *record.get("weights", ()), seed, part, older(record)))
+    words = filter(None, (record["run"], record.get("some"), *record.get("weights", ()), seed, part, older(record)))
     return results / slug(made["gpu"]) / FOLDER / str(made["triton"]) / f"{'-'.join(words)}.json"
 
 

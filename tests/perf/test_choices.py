@@ -66,6 +66,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(choices, "chosen_as_recorded", lambda: {H100: today})
     (tmp_path / slug(H100)).mkdir()
     assert choices.main([]) == 1 and "timed in no race" in capsys.readouterr().err
+    assert choices.main(["--missing", "h100"]) == 0 and capsys.readouterr().out.splitlines() == list(today)
     write(tmp_path, "suites", {product: {choice: 10.0, "faster": 9.0} for product, choice in today.items()}, 1)
     assert choices.main([]) == choices.main(["--update"]) == choices.main([]) == 0
     committed = tmp_path / slug(H100) / choices.FILE

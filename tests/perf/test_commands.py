@@ -83,6 +83,8 @@ MISTAKES: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
         ("first-calls", "needs a CUDA GPU"),
         ("processes --rounds 0", "--rounds: a whole number from 1 on"),
         ("processes", "needs a CUDA GPU"),
+        ("alone --candidates 0", "--candidates: a whole number from 1 on"),
+        ("alone", "needs a CUDA GPU"),
     ],
     bench_gpt.main: [
         ("--tiny --layers 2 --quick", "--layers, --quick would be ignored: --tiny"),

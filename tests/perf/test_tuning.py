@@ -25,6 +25,7 @@ from triton_gemm.kernels import warp_specialised
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.select import select
 from triton_gemm.suites import SUITES
+from triton_gemm.suites.shapes import spaced
 from triton_gemm.tables import SHIPPED
 from triton_gemm.tables.records import named
 from triton_gemm.tables.weights import weight_of
@@ -214,6 +215,20 @@ def test_warm_compiles_what_will_be_timed(told: dict[str, Any], monkeypatch: pyt
     assert asked == [{x: candidates(x, H200, select(x, H200), "any") for x in told["problems"]}]
 
 
+def test_parts_and_files_of_products(told: dict[str, Any], tmp_path: Path) -> None:
+    """Parts are of different products and records, and together of all; a file names some."""
+    found: list[GemmProblem] = []
+    for part in (1, 2):
+        command.main(["unseen", "--limit", "10", "--shard", f"{part}/2"])
+        found += told["problems"]
+    assert sorted(map(problem_text, found)) == sorted(map(problem_text, spaced(drawn(1), 10)))
+    (tmp_path / "rest.txt").write_text("\n".join(["1x1x1 bf16 nn", *map(problem_text, found[:5])]))
+    command.main(["unseen", "--products", str(tmp_path / "rest.txt")])
+    assert sorted(map(problem_text, told["problems"])) == sorted(map(problem_text, found[:5]))
+    records = (tmp_path / "made-up-gpu/tuning/3.6.0").iterdir()
+    assert {x.stem for x in records} == {"unseen-1-1of2", "unseen-1-2of2", "unseen-rest-1"}
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_the_weights_of_a_model(model: str) -> None:
     """Each once; and numbers of rows of all of them that are drawn, few and many."""
@@ -285,6 +300,8 @@ def test_a_table_is_rebuilt_from_a_record(
     (entry,) = rebuild.table_of(record).entries.values()
     assert (entry.algorithm, entry.us, entry.default_us) == (others[0].algorithm, 8.0, 10.0)
     assert "1 entries" in capsys.readouterr().out and named(choice) in out.read_text()
+    left = record | {"products": [record["products"][0] | {"fastest_us": 9.0}]}
+    assert not rebuild.table_of(left).entries, "a time of another clock than the final's"
     noisy = record | {"products": [record["products"][0] | {"noise": 0.3}]}
     assert not rebuild.table_of(noisy).entries, "a gain within noise"
     untimed = record | {"products": [record["products"][0] | {"times": []}]}

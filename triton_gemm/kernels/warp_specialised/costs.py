@@ -21,7 +21,7 @@ GPC_SMS = 16  # at least, which programs of successive numbers are taken to fill
 HELD = 2  # slots of the ring that are not being filled: consumers read one, and have yet to free the one before
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
 # Energy of an element that enters an SM, in units of a product's, and the most by which the power limit stretches what
-# SMs do: fitted to clocks of 16 products on an H100 and an H200 that ran for 260 ms each (perf/results/*/steady.csv).
+# SMs do: fitted to clocks of 16 products on an H100 and an H200 that ran for 260 ms each (perf/results/*/alone.csv).
 ELEMENT, SLOWEST = 30.0, 3.0 ** (1 / 3)
 
 

@@ -1,0 +1,154 @@
+"""Measure GEMMs in turns and alone, with the clock that each then has: python -m perf.bench alone.
+
+Candidates that take turns, a few milliseconds each, run at one clock. One that runs alone sets its own: a board at its
+power limit lowers the clock until the power is met, so a kernel that takes more energy is slower alone than in turns.
+PRODUCTS in bf16 are measured both ways, in the model's choice, the tables', the best predicted of each tile size, and
+cuBLAS. Exit status: 2 for a mistake in the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from perf.bench.processes import OF_ENVIRONMENT
+from perf.common import arguments as args
+from perf.common import formats
+from perf.common.files import shown
+from perf.measure import environment
+from perf.measure.compile_ahead import compile_ahead
+from perf.measure.timer import Replay, interleave, ratios, repeats, settle
+from triton_gemm.cli.words import problem_text
+from triton_gemm.hardware.device import DeviceInfo, current_device_info
+from triton_gemm.problem import GemmProblem
+from triton_gemm.runtime import policies
+from triton_gemm.runtime.background import held
+from triton_gemm.runtime.plan import GemmPlan
+from triton_gemm.selection.select import Selection, ranked
+from triton_gemm.suites.problems import gemm_problem
+from triton_gemm.suites.shapes import Shape
+from triton_gemm.tables.records import named
+from triton_gemm.tuning.of_torch import torchs_product
+from triton_gemm.tuning.operands import operands, sets_of
+from triton_gemm.tuning.timing import once_ms
+
+NAME, FILE = "alone", "alone.csv"
+CUBLAS = "cuBLAS"
+PRODUCTS = (
+    *(Shape(n, n, n) for n in (2048, 4096, 8192, 16384)),
+    *(Shape(M, 28672, 4096, layout="nt") for M in (1024, 3000)),
+    *(Shape(M, 14336, 4096, layout="nt") for M in (512, 2048)),
+    *(Shape(4096, 11008, 4096, layout="nt"), Shape(1024, 4096, 14336, layout="nt")),
+    *(Shape(5120, 4608, 10112, layout="tt"), Shape(6528, 2688, 7296, layout="nt")),
+    *(Shape(M, N, K, layout="tn") for M, N, K in ((6912, 7808, 4736), (8320, 2816, 11008), (8960, 2688, 7424))),
+    Shape(2176, 2176, 8320, layout="tn"),
+)
+WITHIN = 1.2  # of the best prediction, and at most CANDIDATES
+CANDIDATES, TURN_MS, TURNS, ALONE_MS, BLOCKS = 15, 4.0, 16, 260.0, 2
+SPIN, LAUNCH_US = 100_000, 2.0  # clocks that a kernel waits, to tell the clock by; what its events add
+COLUMNS = ("product", "candidate", "turns_us", "turns", "alone_us", "alone", "mhz")  # `turns`, `alone`: of cuBLAS
+Run = Callable[[], object]
+
+
+def of_each_tile(problem: GemmProblem, device: DeviceInfo, count: int) -> list[Selection]:
+    """The choices of tables and of the model, and the best predicted of each tile size in each size of cluster."""
+    chosen = (policies.choose(problem, device), policies.by_model(problem, device))
+    found = {x.algorithm: x for x in chosen}
+    timed = ranked(problem, device, any_bits=True)
+    kinds = set()
+    for us, candidate in timed:
+        config: Any = candidate.algorithm.config
+        kind = config.BLOCK_M, config.BLOCK_N, getattr(config, "ctas", 1)
+        if us <= WITHIN * timed[0][0] and kind not in kinds and len(found) < count:
+            kinds.add(kind)
+            found.setdefault(candidate.algorithm, Selection.of(candidate, ""))
+    return list(found.values())
+
+
+def runs_of(problem: GemmProblem, ways: Sequence[Selection], device: torch.device) -> dict[str, list[Run]]:
+    """Calls of cuBLAS and of each candidate, on sets of operands that L2 does not hold."""
+    l2 = torch.cuda.get_device_properties(device).L2_cache_size
+    sets = operands(problem, sets_of(problem, l2, torch.cuda.mem_get_info(device)[0]), device)
+    by_torch, why = torchs_product(problem)
+    assert by_torch is not None, why
+    found: dict[str, list[Run]] = {CUBLAS: [partial(by_torch, *of, beta=0.0) for of in sets]}
+    for way in ways:
+        plan = GemmPlan(problem, way, device)
+        plan.compile()
+        found.setdefault(named(way), [partial(plan.run, a, b, c, tuple(more)) for a, b, c, *more in sets])
+    return found
+
+
+def clock_mhz() -> Callable[[], float]:
+    """Queues a kernel that waits; what it returns gives the multiprocessors' clock, once the GPU is done."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    torch.cuda._sleep(SPIN)
+    end.record()
+
+    def read() -> float:
+        end.synchronize()
+        return SPIN / (1000 * begin.elapsed_time(end) - LAUNCH_US)
+
+    return read
+
+
+def alone(replay: Replay) -> tuple[float, float]:
+    """Milliseconds of a call and MHz, in the second half of ALONE_MS."""
+    times, clocks, total = [], [], 0.0
+    while total < ALONE_MS:
+        waiting, clock = [replay.start() for _ in range(4)], clock_mhz()
+        times += [read() for read in waiting]
+        clocks.append(clock())
+        total += sum(times[-4:]) * replay.repeats
+    return median(times[len(times) // 2 :]), median(clocks[len(clocks) // 2 :])
+
+
+def measure(problem: GemmProblem, ways: Sequence[Selection], device: torch.device) -> Iterator[list[formats.Cell]]:
+    """COLUMNS of cuBLAS and each candidate."""
+    replays = {}
+    for name, calls in runs_of(problem, ways, device).items():
+        replays[name] = Replay(calls, repeats(once_ms(calls[-1]), len(calls), TURN_MS))
+    settle(replays[CUBLAS].start, 0.6)
+    in_turns = interleave({name: replay.start for name, replay in replays.items()}, TURNS)
+    by_itself: dict[str, list[tuple[float, float]]] = {name: [] for name in replays}
+    for block in range(BLOCKS):
+        for name in list(replays)[:: -1 if block % 2 else 1]:
+            by_itself[name].append(alone(replays[name]))
+    sums: Mapping[str, float] = {name: sum(ms for ms, _ in found) for name, found in by_itself.items()}
+    for name, found in by_itself.items():
+        turns = median(ratios(in_turns, name, CUBLAS))
+        us = f"{1000 * median(in_turns[name]):.5g}", f"{turns:.3f}", f"{1000 * sums[name] / BLOCKS:.5g}"
+        mhz = sum(x for _, x in found) / BLOCKS
+        yield [problem_text(problem), name, *us, f"{sums[CUBLAS] / sums[name]:.3f}", f"{mhz:.0f}"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog=f"python -m perf.bench {NAME}", description=__doc__)
+    parser.add_argument("--candidates", type=args.count, default=CANDIDATES, metavar="N", help="at most (%(default)s)")
+    given = parser.parse_args(arguments)
+    surroundings: Mapping[str, Any] = environment.describe("tuning")
+    if surroundings["gpu"] is None:
+        parser.error(f"{NAME} needs a CUDA GPU, and torch sees none here")
+    info, device = current_device_info(), torch.device("cuda", torch.cuda.current_device())
+    jobs = {x: of_each_tile(x, info, given.candidates) for x in (gemm_problem(shape, "bf16") for shape in PRODUCTS)}
+    compile_ahead(jobs)
+    measured: list[list[formats.Cell]] = []
+    file = environment.RESULTS / environment.slug(surroundings["gpu"]) / FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    of = [surroundings[name] for name in OF_ENVIRONMENT]
+    with held():
+        for problem, ways in jobs.items():
+            measured += measure(problem, ways, device)
+            print(formats.table(COLUMNS, measured[-len(ways) - 1 :]), flush=True)
+            with file.open("w", newline="") as opened:
+                rows = [[*row, *of] for row in measured]
+                csv.writer(opened, lineterminator="\n").writerows([[*COLUMNS, *OF_ENVIRONMENT], *rows])
+    print(f"Written to {shown(file)}.")
+    return 0
