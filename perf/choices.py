@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf.common.files import shown
+from perf.common.files import shown, times_of
 from perf.common.formats import percent
 from perf.measure.environment import RESULTS, ROOT, slug
 from perf.tuning.runs import suites
-from perf.tuning.tables import committed, times_of
+from perf.tuning.tables import committed
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.runtime import policies

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.calibrate.shapes import OTHER, REGIMES
-from perf.common.files import read_json
-from perf.tuning.tables import times_of
+from perf.common.files import read_json, times_of
 from triton_gemm import kernels
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import DeviceModel

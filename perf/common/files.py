@@ -1,9 +1,10 @@
-"""The files of results: JSON that is written whole, and paths as they are said to a reader."""
+"""The files of results: JSON that is written whole, times of its races, and paths as they are said to a reader."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ def write_json(target: Path, data: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, target)
+
+
+def times_of(product: Mapping[str, Any]) -> dict[str, float]:
+    """Microseconds of the candidates of a product that was tuned, by name.
+
+    A candidate that left the race cannot be faster than the fastest of the final: records before 2026-11-28 have such
+    times, of rounds at a higher clock. These are left out.
+    """
+    least = product.get("fastest_us") or 0.0
+    return {name: us for us, name in product["times"] if us >= least}
 
 
 def shown(path: Path) -> str:

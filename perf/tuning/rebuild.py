@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import triton_gemm
+from perf.common.files import times_of
 from perf.tuning.runs import RUNS, SEED
-from perf.tuning.tables import times_of
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.hardware.gpus import named_device

@@ -45,16 +45,6 @@ def path_of(results: Path, record: Record) -> Path:
     return results / slug(made["gpu"]) / FOLDER / str(made["triton"]) / f"{'-'.join(words)}.json"
 
 
-def times_of(product: Record) -> dict[str, float]:
-    """Microseconds of a product's candidates by name.
-
-    A candidate that left the race cannot be faster than the fastest of the final: records before 2026-11-28 have such
-    times, of rounds at a higher clock. These are left out.
-    """
-    least = product.get("fastest_us") or 0.0
-    return {name: us for us, name in product["times"] if us >= least}
-
-
 def committed(results: Path) -> list[dict[str, Any]]:
     """Every record under `results`, by GPU and Triton version."""
     found = [read_json(path) for path in sorted(results.glob(f"*/{FOLDER}/*/*.json"))]
