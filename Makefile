@@ -14,7 +14,7 @@ PYTHON ?= python3
 CONSTRAINTS ?=
 JOBS ?= auto
 GPU_JOBS ?= 8
-TIMED := tests/gpu/tuning/test_tuning_gpu.py tests/gpu/calibration/test_calibration_gpu.py tests/gpu/perf/test_bench_gpu.py# need the GPU for themselves
+TIMED := tests/gpu/tuning tests/gpu/calibration tests/gpu/perf/test_bench_gpu.py tests/gpu/repository/test_snippets_gpu.py  # need the GPU for themselves
 MINUTES ?= 10
 ARGS ?=
 VERSION ?=
@@ -60,7 +60,7 @@ else
   endif
 endif
 
-.PHONY: help report bench explore docs test test-all mutants gpu-test gpu-fuzz gpu-battery check format release clean $(REMAKE) $(OTHER_VERSIONS)
+.PHONY: help report bench explore docs test test-all mutants gpu-test gpu-fuzz gpu-battery kit check format release clean $(REMAKE) $(OTHER_VERSIONS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -184,6 +184,10 @@ gpu-fuzz: $(READY) ## products drawn at random against fp64, on a GPU (MINUTES=1
 gpu-battery: $(READY) ## all that shows the kernels to be right, on a GPU, in one table (ARGS='--only memcheck windows')
 	$(call need,torch triton numpy rich hypothesis pytest xdist pytest_timeout setuptools)
 	@env -u TRITON_INTERPRET '$(PY)' -m perf.battery $(ARGS)
+
+kit: $(READY) ## machine code of kernels that need not be compiled, without a GPU (ARGS='--served 2')
+	$(call need,torch triton)
+	@env -u TRITON_INTERPRET '$(PY)' -m perf.kit $(ARGS)
 
 CUDA_SOURCES = find reference_cuda triton_gemm tests/native -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h'
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
@@ -414,6 +415,31 @@ def _driver_launch() -> None:
         assert "config.gridDimX = gridX * num_ctas;" in source and '"build_signature_metadata"' in source
 
 
+def _machine_code() -> None:
+    """All that a launch needs, of a GPU that is not here."""
+    _, kernel = compiled()
+    found = compat.machine_code(kernel)
+    assert (found.symbol, found.warps, found.ctas, found.shared) == (kernel.metadata.name, *kernel.packed_metadata[:3])
+    assert found.code == kernel.asm["cubin"] and found.code[:4] == b"\x7fELF" and not found.cooperative
+    assert len(found.types) == len(kernel.src.fn.arg_names) and found.types.count("tensordesc") == len(found.boxes) >= 3
+    assert {"*bf16", "i32", "fp32", "constexpr"} <= set(found.types)
+    swizzle, size, _, sides = found.boxes[0]
+    assert (swizzle, size, len(sides)) == (3, 2, 3), "128 bytes of 16 bits"
+
+
+def _without_lines() -> None:
+    """Of sources whose folder is then not in the machine code."""
+    sources = str(Path(compat.__file__).parents[1]).encode()
+    for inside, has in ((nullcontext, True), (compat.without_lines, False)):
+        with tempfile.TemporaryDirectory() as cache, compat.caching_in(cache), inside():
+            assert (sources in compiled()[1].asm["cubin"]) is has
+
+
+def _compiled_by() -> None:
+    found = compat.compiled_by()
+    assert found["triton"] == triton.__version__ and re.fullmatch(r"\d+\.\d+(\.\d+)?", found["ptxas"]), found
+
+
 def _clusters() -> None:
     version = tuple(map(int, triton.__version__.split(".")[:2]))
     assert compat.CLUSTERS is (version >= (3, 9))
@@ -664,6 +690,7 @@ TESTED_NAMES = {
     "_products": "int_mm scaled_mm",
     "_launcher": "launcher left_out loading",
     "_driver_launch": "driver_launch bytes_of takes",
+    "_machine_code": "MachineCode machine_code",
     "_extension": "cxx_compiler import_native native_commands native_key native_refused set_up_native",
 }
 CHECKS = {name: check for name, check in globals().items() if name[0] == "_" and inspect.isfunction(check)}

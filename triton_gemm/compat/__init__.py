@@ -55,6 +55,7 @@ from .compiler import (
     caching_in,
     compilations,
     compile_kernel,
+    compiled_by,
     compiling,
     compiling_for,
     forget_compiled,
@@ -62,6 +63,7 @@ from .compiler import (
     hash_triton,
     hash_triton_in_background,
     set_triton_hash,
+    without_lines,
 )
 from .devices import current_device, current_stream, occupy, stream_of_graph_trees
 from .dispatcher import (
@@ -92,11 +94,13 @@ from .interpreter import watching
 from .launching import (
     TENSOR_MAP,
     TFLOAT32,
+    MachineCode,
     bytes_of,
     driver_launch,
     launcher,
     left_out,
     loading,
+    machine_code,
     takes,
     tensor_maps,
 )
@@ -120,6 +124,7 @@ __all__ = [
     "Autotuner",
     "Compiling",
     "JITFunction",
+    "MachineCode",
     "SingleLevelFunction",
     "aggregate",
     "async_load",
@@ -133,6 +138,7 @@ __all__ = [
     "caching_in",
     "compilations",
     "compile_kernel",
+    "compiled_by",
     "compiling",
     "compiling_for",
     "context_of_backward",
@@ -163,6 +169,7 @@ __all__ = [
     "left_out",
     "library_of",
     "loading",
+    "machine_code",
     "may_differ",
     "multiplies_block_scaled",
     "multiply_add",
@@ -194,4 +201,5 @@ __all__ = [
     "tma_store",
     "watching",
     "withdraw",
+    "without_lines",
 ]

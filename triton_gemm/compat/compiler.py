@@ -168,6 +168,20 @@ def caching_in(folder: str | os.PathLike[str] | None) -> Iterator[None]:
 
 
 @contextmanager
+def without_lines() -> Iterator[None]:
+    """Inside, what is compiled has no information on lines, with the paths of sources. Triton's cache does not tell it
+    from what has, so it needs a folder of its own."""
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.disable_line_info = True
+        yield
+
+
+def compiled_by() -> dict[str, str]:
+    """Versions of what compiles for Hopper: Triton's, and its assembler's."""
+    return {"triton": triton.__version__, "ptxas": triton.knobs.nvidia.ptxas.version}
+
+
+@contextmanager
 def compiling_for(capability: tuple[int, int], cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Inside, `kernel.warmup` compiles for a GPU of that compute capability, here or not, as it would on that GPU, so
     that what it puts into Triton's cache is found there. cache: another folder for that cache.

@@ -103,6 +103,38 @@ def tensor_maps(compiled: Any) -> list[Callable[..., Any]]:
     return [encoder(meta) for meta in compiled.metadata.tensordesc_meta or ()]
 
 
+class MachineCode(NamedTuple):
+    """A compiled kernel, and all that a launch needs to know of it.
+
+    symbol: the function's name; warps: of a CTA; ctas: of a program; shared: bytes of a CTA; cooperative, pdl: how it
+    is launched; types: of the parameters in their order, as Triton names them, or "tensordesc"; boxes: of each of these
+    swizzle, bytes of an element, Triton's number of its type, and the box's sides; code: a cubin.
+    """
+
+    symbol: str
+    warps: int
+    ctas: int
+    shared: int
+    cooperative: bool
+    pdl: bool
+    types: tuple[str, ...]
+    boxes: tuple[tuple[int, int, int, tuple[int, ...]], ...]
+    code: bytes
+
+
+def machine_code(compiled: Any) -> MachineCode:
+    """Of a kernel that Triton has compiled, for a GPU that need not be here. ValueError for one that wants memory of
+    Triton's, which launches here do not give."""
+    of = compiled.metadata
+    if of.global_scratch_size or of.profile_scratch_size:
+        raise ValueError(f"{of.name} wants scratch memory")
+    warps, ctas, shared = compiled.packed_metadata
+    boxes = ((x["swizzle"], x["elem_size"], x["elem_type"], tuple(x["block_size"])) for x in of.tensordesc_meta or ())
+    how = bool(of.launch_cooperative_grid), bool(of.launch_pdl)
+    types = tuple("tensordesc" if str(x).startswith("tensordesc") else str(x) for x in compiled.src.signature.values())
+    return MachineCode(of.name, warps, ctas, shared, *how, types, tuple(boxes), compiled.asm["cubin"])
+
+
 class _DriverLaunch(NamedTuple):
     """What `launcher` has the driver launch. grid: in programs, of which `cluster` are a cluster; shared: bytes."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +29,8 @@ from .binaries import SCALARS, identity, launches_on, operands_of
 from .plan import selection_for
 from .worker import error_line
 
+Compilable = tuple[Launch, Mapping[str, torch.Tensor]]  # a launch, and operands as `operands_of` has them
+_Key = TypeVar("_Key")
 SELECTING_S = 0.1  # between two calls of `selecting`: a selection takes less than a millisecond
 
 
@@ -45,6 +48,29 @@ class Precompiled:
     seconds: float
     failures: tuple[str, ...] = field(default=())
     launcher: str | None = None
+
+
+def compile_each(
+    launches: Mapping[_Key, Compilable],
+    capability: tuple[int, int],
+    cache: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+) -> Iterator[tuple[_Key, Future[Any]]]:
+    """Compiles launches, and yields each key once its kernel is compiled, or has failed, in whichever order. cache,
+    workers: as `precompile` takes them."""
+    with (
+        held(),  # workers would write into the other cache
+        compiling_for(capability, cache),
+        ThreadPoolExecutor(workers or os.cpu_count()) as pool,
+    ):
+        forget_compiled(launch.kernel for launch, _ in launches.values())
+        jobs = {pool.submit(compiled, *of, SCALARS): key for key, of in launches.items()}
+        try:
+            for job in as_completed(jobs):
+                yield jobs[job], job
+        except BaseException:  # an interruption does not wait for what has not begun
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def precompile(
@@ -74,7 +100,7 @@ def precompile(
         raise RuntimeError("TRITON_INTERPRET=1 has Triton interpret kernels, and nothing is compiled: unset it")
     begin = time.perf_counter()
     failures: list[str] = []
-    wanted: dict[tuple[int, int], dict[object, tuple[Launch, Mapping[str, torch.Tensor]]]] = {}
+    wanted: dict[tuple[int, int], dict[object, Compilable]] = {}
     pairs = list(product(devices, problems))
     last_call = begin
     selecting(0, len(pairs))
@@ -109,26 +135,15 @@ def precompile(
 
     progress(0, total)
     for capability, launches in wanted.items():
-        with (
-            held(),  # workers would write into the other cache
-            compiling_for(capability, cache),
-            compilations(note),
-            ThreadPoolExecutor(workers or os.cpu_count()) as pool,
-        ):
-            forget_compiled(launch.kernel for launch, _ in launches.values())
-            jobs = {pool.submit(compiled, launch, operands, SCALARS): launch for launch, operands in launches.values()}
-            try:
-                for job in as_completed(jobs):
-                    wrong = job.exception()
-                    if wrong is None:
-                        kernels.append(job.result())
-                    else:
-                        failures.append(f"{jobs[job].kernel.__name__}: {error_line(wrong)}")
-                    done += 1
-                    progress(done, total)
-            except BaseException:  # an interruption does not wait for what has not begun
-                pool.shutdown(cancel_futures=True)
-                raise
+        with compilations(note):
+            for key, job in compile_each(launches, capability, cache, workers):
+                wrong = job.exception()
+                if wrong is None:
+                    kernels.append(job.result())
+                else:
+                    failures.append(f"{launches[key][0].kernel.__name__}: {error_line(wrong)}")
+                done += 1
+                progress(done, total)
     return Precompiled(
         kernels=len(found),
         compiled=sum(not was_there for was_there in found.values()),

@@ -1,0 +1,166 @@
+"""Builds the machine code that the package ships, without a GPU: python -m perf.kit.
+
+What it holds is chosen by use: GEMMs of the suites' models and drawn ones of every regime, in the choices for an H100
+and an H200, with the dtypes, epilogues and derivatives that models use. Of each kernel the weights of the GEMMs that
+need it are added up, and the COUNT heaviest kernels are compiled, or kept from the file. --served SEED says, without
+building, which share of other GEMMs finds all of its kernels in the file. --check counts kernels whose sources have
+changed since. Exit status: 1 if a kernel failed or is stale, 2 for a mistake in the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from perf.common import arguments as args
+from perf.common import formats
+from perf.common.files import shown
+from perf.measure.environment import ROOT
+from triton_gemm.hardware.gpus import named_device
+from triton_gemm.problem import GemmProblem
+from triton_gemm.runtime import kit, kit_build, policies
+from triton_gemm.runtime.precompile import Compilable
+from triton_gemm.suites import SUITES, unseen
+from triton_gemm.suites.problems import gemm_problem
+from triton_gemm.suites.shapes import Shape
+
+GPUS = ("h100", "h200")
+CAPABILITY = (9, 0)
+FILE = ROOT / "triton_gemm" / "runtime" / "sm_90a.kit"
+CACHE = ROOT / "build" / "kit"  # Triton's cache, of kernels without lines
+COUNT, SEED = 900, 1
+# Of 2,000 drawn GEMMs.
+DRAWN = {"prefill": 600, "decode": 600, "mid": 300, "square": 50, "shortk": 100, "bigk": 100, "small": 150}
+DRAWN |= {"layouts": 50, "batched": 50}
+LAYERS = 200  # of models, with drawn rows, each forward with its epilogues and backward
+MODES = {"bf16": 1.0, "fp16": 0.5, "tf32": 0.1, "ieee": 0.05, "bf16x6": 0.02, "fp8": 0.05, "fp8 fast": 0.1}
+HALVES = ("bf16", "fp16")
+LISTED, FORWARD, BACKWARD, OTHERS = 4.0, 3.0, 1.5, 1.0  # weights of one GEMM
+# What a layer adds to its product, and how often.
+EPILOGUES = {"plain": 1.0, "bias": 0.4, "beta": 0.2, "gelu": 0.1, "silu": 0.05, "swiglu": 0.3}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A GEMM that is made, how much it counts, and in which groups of a table it is."""
+
+    problem: GemmProblem
+    weight: float
+    groups: tuple[str, ...]
+
+
+def calls(seed: int) -> Iterator[Call]:
+    """What the kit is chosen for, or with another seed held to."""
+    random = Random(seed)
+    for name, number in DRAWN.items():
+        for shape in unseen(SUITES[name], seed, number):
+            yield from in_modes(shape, OTHERS, "plain")
+    for suite in SUITES.values() if seed == SEED else ():
+        for shape in suite.shapes if suite.mode is None else ():
+            yield from in_modes(replace(shape, weights=0, trained=False), LISTED, "plain")
+    weights = sorted({(x.N, x.K) for name in ("prefill", "decode", "llm") for x in SUITES[name].shapes})
+    for _ in range(LAYERS):
+        N, K = random.choice(weights)
+        M = max(1, min(8192, round(2 ** random.uniform(0, 13))))
+        if M > 64 and random.random() < 0.7:
+            M -= M % 64
+        for epilogue, often in EPILOGUES.items():
+            for mode in HALVES:
+                problem = with_epilogue(gemm_problem(Shape(M, N, K, layout="nt"), mode), epilogue)
+                yield Call(problem, FORWARD * often * MODES[mode], groups_of(problem, mode, epilogue))
+        for back in (Shape(M, K, N), Shape(N, K, M, layout="tn")):
+            yield from in_modes(back, BACKWARD, "backward", HALVES)
+
+
+def in_modes(shape: Shape, weight: float, what: str, modes: Sequence[str] = ()) -> Iterator[Call]:
+    """Calls of a shape in these modes, by default in all."""
+    for mode in modes or MODES:
+        if shape.batch is None or "fp8" not in mode:
+            of = replace(shape, layout="nt") if "fp8" in mode else shape
+            problem = gemm_problem(replace(of, scales="tensor" if "fp8" in mode else None), mode)
+            yield Call(problem, weight * MODES[mode], groups_of(problem, mode, what))
+
+
+def with_epilogue(problem: GemmProblem, epilogue: str) -> GemmProblem:
+    if epilogue == "bias":
+        return replace(problem, bias="n")
+    if epilogue == "beta":
+        return replace(problem, has_beta=True)
+    if epilogue == "swiglu":
+        return replace(problem, gate=True, activation="silu")
+    return problem if epilogue == "plain" else replace(problem, activation=epilogue)
+
+
+def groups_of(problem: GemmProblem, mode: str, epilogue: str) -> tuple[str, ...]:
+    rows = "1 row" if problem.M == 1 else next(f"to {n} rows" for n in (16, 64, 512, 4096, 1 << 40) if n >= problem.M)
+    order = "".join("n" if x.strides[2] == 1 else "t" for x in (problem.a, problem.b))
+    return "all", rows.replace(f"to {1 << 40}", "more"), mode, order, epilogue
+
+
+def needed(of: Iterator[Call]) -> Iterator[tuple[Call, dict[str, Compilable]]]:
+    """Of each call what it launches on each GPU. What no kernel takes is left out."""
+    devices = [named_device(gpu) for gpu in GPUS]
+    for call in of:
+        for device in devices:
+            try:
+                yield call, kit_build.compilables(device, call.problem, policies.choose(call.problem, device))
+            except (RuntimeError, ValueError, NotImplementedError):
+                continue
+
+
+def chosen(count: int, seed: int = SEED) -> dict[str, Compilable]:
+    """The launches whose kernels the kit holds, by key."""
+    weights: dict[str, float] = {}
+    launches: dict[str, Compilable] = {}
+    for call, of_call in needed(calls(seed)):
+        launches.update(of_call)
+        for key in of_call:
+            weights[key] = weights.get(key, 0.0) + call.weight
+    return {key: launches[key] for key in sorted(weights, key=weights.__getitem__, reverse=True)[:count]}
+
+
+def served(keys: Collection[str], seed: int) -> list[list[formats.Cell]]:
+    """Of each group of GEMMs their number, and the share that needs no other kernel."""
+    found: dict[str, list[bool]] = {}
+    for call, of_call in needed(calls(seed)):
+        for group in call.groups:
+            found.setdefault(group, []).append(all(key in keys for key in of_call))
+    return [[group, len(of), f"{100 * sum(of) / len(of):.0f} %"] for group, of in found.items()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m perf.kit", description=__doc__.partition(":")[0])
+    parser.add_argument("--out", type=args.path, default=FILE, metavar="FILE", help="default %(default)s")
+    parser.add_argument("--count", type=args.count, default=COUNT, metavar="N", help="kernels (%(default)s)")
+    parser.add_argument("--served", type=args.count, metavar="SEED", help="show which share of GEMMs is served")
+    parser.add_argument("--check", action="store_true", help="count stale kernels")
+    given = parser.parse_args(arguments)
+    if given.check or given.served:
+        try:
+            found = kit.read(given.out)
+        except (OSError, kit.DamagedError) as error:
+            print(f"error: {shown(given.out)}: {error}", file=sys.stderr)
+            return 2
+        stale = [key for key in found.kernels if not found.is_current(key)]
+        print(f"{len(found.kernels)} kernels, {len(stale)} of them stale")
+        if given.served:
+            print(formats.table(("GEMMs", "number", "served"), served(found.kernels, given.served)))
+        return int(bool(stale))
+    launches = chosen(given.count)
+    built = kit_build.build(given.out, launches, CAPABILITY, cache=CACHE, progress=progress)
+    print(f"{built.kernels} kernels, {built.compiled} compiled, {built.nbytes / 1e6:.2f} MB: {shown(given.out)}")
+    for failure in built.failures:
+        print(failure, file=sys.stderr)
+    return int(bool(built.failures))
+
+
+def progress(done: int, total: int) -> None:
+    if done % 20 == 0 or done == total:
+        print(f"{done} of {total} kernels compiled", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

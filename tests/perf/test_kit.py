@@ -1,0 +1,82 @@
+"""perf.kit: what the shipped machine code is chosen for, which kernels that takes, and the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf import kit as command
+from triton_gemm.runtime import kit, kit_build
+
+SEEDS = 5, 6
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "DRAWN", {"prefill": 4, "decode": 4})
+    monkeypatch.setattr(command, "LAYERS", 3)
+    monkeypatch.setattr(command, "MODES", {"bf16": 1.0, "fp16": 0.5, "fp8": 0.1})
+
+
+def test_what_is_called() -> None:
+    """The same for a seed, others for another; every epilogue and both derivatives, in 16 bits."""
+    first, again, other = (list(command.calls(seed)) for seed in (SEEDS[0], *SEEDS))
+    assert first == again != other
+    epilogues = {call.groups[-1] for call in first}
+    assert epilogues == {*command.EPILOGUES, "backward"} and {call.groups[2] for call in first} == {
+        "bf16",
+        "fp16",
+        "fp8",
+    }
+    of = {call.groups[-1]: call.problem for call in first}
+    assert (of["swiglu"].gate, of["swiglu"].activation, of["bias"].bias, of["beta"].has_beta) == (
+        True,
+        "silu",
+        "n",
+        True,
+    )
+    assert {call.groups[3] for call in first if call.groups[-1] == "backward"} == {"nn", "tn"}
+    assert all(call.groups[0] == "all" and call.weight > 0 for call in first)
+
+
+def test_the_heaviest_kernels_are_chosen() -> None:
+    every, some = (command.chosen(count, SEEDS[0]) for count in (10**6, 10))
+    assert list(every)[:10] == list(some) and len(every) > 20
+    weights = dict.fromkeys(every, 0.0)
+    for call, of_call in command.needed(command.calls(SEEDS[0])):
+        for key in of_call:
+            weights[key] += call.weight
+    assert sorted(weights.values(), reverse=True) == [weights[key] for key in every]
+
+
+def test_the_share_that_is_served() -> None:
+    """Of all kernels all, of none nothing, and of some less among GEMMs that none was chosen for."""
+    every = command.chosen(10**6, SEEDS[0])
+    assert {share for _, _, share in command.served(every, SEEDS[0])} == {"100 %"}
+    assert {share for _, _, share in command.served((), SEEDS[0])} == {"0 %"}
+    (_, number, share), *_ = command.served(every, SEEDS[1])
+    assert number == 2 * len(list(command.calls(SEEDS[1]))) and share not in ("0 %", "100 %")
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "some.kit"
+    assert command.main(["--check", "--out", str(file)]) == 2 and "No such file" in capsys.readouterr().err
+    real, launches = kit_build.build, command.chosen(10**6, SEEDS[0])
+    shortest = {key: of for key, of in launches.items() if of[0].kernel.__name__ == "skinny_kernel"}
+    asked: dict[str, Any] = {}
+
+    def build(*given: Any, **how: Any) -> kit_build.Built:
+        asked.update(how, launches=given[1])
+        return real(given[0], dict(list(shortest.items())[:1]), *given[2:], **how | {"cache": tmp_path / "cache"})
+
+    monkeypatch.setattr(kit_build, "build", build)
+    monkeypatch.setattr(command, "chosen", lambda count: dict(list(launches.items())[:count]))
+    assert command.main(["--out", str(file), "--count", "7"]) == 0
+    assert len(asked["launches"]) == 7 and asked["cache"] == command.CACHE
+    assert "1 kernels, 1 compiled" in capsys.readouterr().out
+    assert command.main(["--served", str(SEEDS[0]), "--out", str(file)]) == 0
+    assert "1 kernels, 0 of them stale" in (out := capsys.readouterr().out) and "swiglu" in out
+    monkeypatch.setattr(kit, "source_hash", lambda _: "changed")
+    assert command.main(["--check", "--out", str(file)]) == 1 and "1 of them stale" in capsys.readouterr().out

@@ -1,0 +1,216 @@
+"""Kits: machine code of many kernels in one file, so that nothing need be compiled where it is used.
+
+A kernel is found by the key of its launch, which is what it is compiled from but for its source, and counts while the
+files that define it are those of the kit. No version of Triton is part of that. Machine code is ptxas's output of this
+package's sources.
+
+The file: MAGIC, the index's length in 8 bytes, the index, and groups. Index and groups are streams of xz, which has a
+checksum. A group holds the code of GROUP kernels that are alike, so one kernel's unpacks few others.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import lzma
+import os
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..compat import JITFunction, MachineCode
+
+MAGIC = b"triton_gemm kit 1\n"
+GROUP = 12  # kernels of a group: 3.6 KB of xz each, 8 KB by themselves
+MAX_INDEX, MAX_GROUP = 1 << 24, 1 << 26  # bytes, unpacked
+PACKAGE = Path(__file__).parents[1]
+XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+
+
+class DamagedError(Exception):
+    """A file is no kit, or is damaged; the text says how."""
+
+
+def key_of(identity: Hashable) -> str:
+    """Of a launch, from its `binaries.identity`: of dtypes, numbers and words, which every Python prints alike."""
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
+
+
+def sources_of(kernel: JITFunction[Any]) -> tuple[str, ...]:
+    """The package's files that define a kernel: its own, those of the functions that it calls, and those from which
+    these import what they use. Relative to PACKAGE, sorted."""
+    found: set[Path] = set()
+    seen: set[int] = set()
+
+    def visit(value: Any) -> None:
+        module = getattr(value, "__module__", None)
+        if id(value) in seen or not str(module).startswith(f"{PACKAGE.name}."):
+            return
+        seen.add(id(value))
+        if isinstance(value, type):
+            for member in vars(value).values():
+                visit(member)
+        function = getattr(value, "fn", value)
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return
+        file = Path(code.co_filename)
+        found.add(file)
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            if str(getattr(value, "__package__", "")).startswith(PACKAGE.name):  # a module
+                for member in code.co_names:
+                    visit(getattr(value, member, None))
+            elif hasattr(value, "__module__"):
+                visit(value)
+            else:  # a number or a word
+                found.update(_imported(file).get(name, ()))
+
+    visit(kernel)
+    return tuple(sorted(str(file.relative_to(PACKAGE)) for file in found))
+
+
+@cache
+def _imported(file: Path) -> dict[str, list[Path]]:
+    """By the names that a file of the package imports from others of it, the file that each is from."""
+    found: dict[str, list[Path]] = {}
+    for node in ast.parse(file.read_bytes()).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            of = [x for x in (base.with_suffix(".py"), base / "__init__.py") if x.exists()]
+            found |= {alias.asname or alias.name: of for alias in node.names}
+    return found
+
+
+@cache
+def source_hash(file: str) -> str | None:
+    """Of a file of the package; None where there is none."""
+    try:
+        return hashlib.sha256((PACKAGE / file).read_bytes()).hexdigest()[:24]
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kit is made of. sources: as `sources_of` says."""
+
+    code: MachineCode
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A kit that was opened: its file, and its index. made_by: versions; hashes: of source files."""
+
+    file: Path
+    capability: tuple[int, int]
+    made_by: Mapping[str, str]
+    hashes: Mapping[str, str]
+    kernels: Mapping[str, tuple[int, int, list[Any]]]  # by key: group, number there, MachineCode without its code
+    sources: Mapping[str, tuple[str, ...]]  # of a kernel's function
+    groups: tuple[tuple[int, int, tuple[int, ...]], ...]  # where each begins and ends in the file, and lengths of code
+    _last: dict[int, list[bytes]] = field(default_factory=dict, repr=False)  # the group that was unpacked last
+
+    def find(self, key: str) -> MachineCode | None:
+        """The machine code of a launch, by its key; None where there is none, or its sources are others by now.
+        DamagedError where the file cannot be read."""
+        found = self.kernels.get(key)
+        if found is None or not self.is_current(key):
+            return None
+        group, number, head = found
+        symbol, warps, ctas, shared, cooperative, pdl, types, boxes = head
+        how = symbol, warps, ctas, shared, cooperative, pdl
+        of_boxes = tuple((swizzle, size, kind, tuple(sides)) for swizzle, size, kind, sides in boxes)
+        return MachineCode(*how, tuple(types), of_boxes, self._unpacked(group)[number])
+
+    def is_current(self, key: str) -> bool:
+        """Whether the sources that define a kernel are those that it was made from."""
+        files = self.sources[self.kernels[key][2][0]]
+        return all(source_hash(file) == self.hashes[file] for file in files)
+
+    def _unpacked(self, group: int) -> list[bytes]:
+        found = self._last.get(group)
+        if found is None:
+            begin, end, lengths = self.groups[group]
+            with self.file.open("rb") as opened:
+                opened.seek(begin)
+                text = _unpack(opened.read(end - begin), MAX_GROUP)
+            if len(text) != sum(lengths):
+                raise DamagedError("a group is not as long as the index says")
+            at, found = 0, []
+            for length in lengths:
+                found.append(text[at : at + length])
+                at += length
+            self._last.clear()
+            self._last[group] = found
+        return found
+
+
+def read(file: Path) -> Kit:
+    """Opens a kit. OSError where there is no such file, DamagedError where it is no kit."""
+    with file.open("rb") as opened:
+        if opened.read(len(MAGIC)) != MAGIC:
+            raise DamagedError("it is no kit of this version's format")
+        length = int.from_bytes(opened.read(8), "little")
+        if length > MAX_INDEX:
+            raise DamagedError("its index is too long")
+        text = _unpack(opened.read(length), MAX_INDEX)
+        begin, size = opened.tell(), os.fstat(opened.fileno()).st_size
+    try:
+        index = json.loads(text)
+        groups = []
+        for packed, lengths in index["groups"]:
+            groups.append((begin, begin + int(packed), tuple(map(int, lengths))))
+            begin += int(packed)
+        if begin != size:
+            raise DamagedError(f"it has {size} bytes, and its index says {begin}")
+        heads = sorted(index["kernels"].items(), key=lambda one: one[1][:2])
+        kernels = {key: (int(group), int(number), head) for key, (group, number, head) in heads}
+        sources = {name: tuple(files) for name, files in index["sources"].items()}
+        major, minor = index["capability"]
+        return Kit(file, (major, minor), index["made_by"], index["hashes"], kernels, sources, tuple(groups))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError(f"its index is wrong: {type(error).__name__}: {error}") from None
+
+
+def write(file: Path, capability: tuple[int, int], kernels: Mapping[str, Kernel], made_by: Mapping[str, str]) -> None:
+    """Writes a kit of kernels by key, the same bytes for the same kernels. A reader sees the old file or the new."""
+    ordered = sorted(kernels, key=lambda key: (kernels[key].code.symbol, len(kernels[key].code.code), key))
+    parts = [ordered[i : i + GROUP] for i in range(0, len(ordered), GROUP)]
+    packed = [_pack(b"".join(kernels[key].code.code for key in part)) for part in parts]
+    places = [(key, group, number) for group, part in enumerate(parts) for number, key in enumerate(part)]
+    files = sorted({source for kernel in kernels.values() for source in kernel.sources})
+    index = {
+        "capability": capability,
+        "made_by": dict(made_by),
+        "hashes": {source: source_hash(source) for source in files},
+        "sources": {kernel.code.symbol: kernel.sources for kernel in kernels.values()},
+        "groups": [
+            (len(text), [len(kernels[key].code.code) for key in part]) for text, part in zip(packed, parts, strict=True)
+        ],
+        "kernels": {key: (group, number, kernels[key].code[:-1]) for key, group, number in places},
+    }
+    text = _pack(json.dumps(index, sort_keys=True, separators=(",", ":")).encode())
+    partial = file.with_suffix(".partial")
+    partial.write_bytes(b"".join((MAGIC, len(text).to_bytes(8, "little"), text, *packed)))
+    os.replace(partial, file)
+
+
+def _pack(text: bytes) -> bytes:
+    return lzma.compress(text, check=lzma.CHECK_CRC64, filters=XZ)
+
+
+def _unpack(text: bytes, most: int) -> bytes:
+    """At most so many bytes; DamagedError for more, and for what is no whole stream."""
+    reader = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 28)
+    try:
+        found = reader.decompress(text, most)
+    except lzma.LZMAError as error:
+        raise DamagedError(f"a stream is damaged: {error}") from None
+    if not reader.eof or reader.unused_data:
+        raise DamagedError("a stream is too long, or cut short")
+    return found
