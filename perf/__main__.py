@@ -9,7 +9,7 @@ COMMANDS = {
     "tuning": "what the model's choices lose, and what tune finds, on products listed and drawn",
     "models": "whole models of transformers by torch and by triton_gemm; --tiny needs no GPU",
     "choices": "what changed choices lose by recorded times; needs no GPU",
-    "kit": "build the machine code that is shipped, and show which GEMMs it serves; needs no GPU",
+    "kit": "build machine code to ship, and show which GEMMs it serves; needs no GPU",
     "drift": "what other Tritons make of the kernels, against a record; needs no GPU",
     "heuristics": "compare the selected tiles and split-K with nvidia-matmul-heuristics; needs no GPU",
     "pages": "put the committed results into README.md and docs/",

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perf.common import arguments as args
 from perf.common.files import shown, times_of
 from perf.common.formats import percent
 from perf.measure.environment import RESULTS, ROOT, slug
@@ -112,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--update", action="store_true", help="write today's choices")
     parser.add_argument("--missing", choices=GPUS.values(), help="print only the products of this GPU not recorded yet")
     given = parser.parse_args(arguments)
+    if given.missing:
+        args.refuse(parser, given, ("update",), "--missing writes nothing")
     failed = False
     for gpu, today in chosen_as_recorded().items():
         file = RESULTS / slug(gpu) / FILE

@@ -1,4 +1,4 @@
-"""Builds the machine code that the package ships, without a GPU: python -m perf.kit.
+"""Builds the machine code that the package is to ship, without a GPU: python -m perf.kit.
 
 What it holds is chosen by use: GEMMs of the suites' models and drawn ones of every regime, in the choices for an H100
 and an H200, with the dtypes, epilogues and derivatives that models use. Of each kernel the weights of the GEMMs that
@@ -10,10 +10,12 @@ changed since. Exit status: 1 if a kernel failed or is stale, 2 for a mistake in
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from tempfile import TemporaryDirectory
 
 from perf.common import arguments as args
 from perf.common import formats
@@ -29,7 +31,7 @@ from triton_gemm.suites.shapes import Shape
 
 GPUS = ("h100", "h200")
 CAPABILITY = (9, 0)
-FILE = ROOT / "triton_gemm" / "runtime" / "sm_90a.kit"
+FILE = ROOT / "build" / "sm_90a.kit"
 CACHE = ROOT / "build" / "kit"  # Triton's cache, of kernels without lines
 COUNT, SEED = 900, 1
 # Of 2,000 drawn GEMMs.
@@ -101,14 +103,11 @@ def groups_of(problem: GemmProblem, mode: str, epilogue: str) -> tuple[str, ...]
 
 
 def needed(of: Iterator[Call]) -> Iterator[tuple[Call, dict[str, Compilable]]]:
-    """Of each call what it launches on each GPU. What no kernel takes is left out."""
+    """Of each call what it launches on each GPU."""
     devices = [named_device(gpu) for gpu in GPUS]
     for call in of:
         for device in devices:
-            try:
-                yield call, kit_build.compilables(device, call.problem, policies.choose(call.problem, device))
-            except (RuntimeError, ValueError, NotImplementedError):
-                continue
+            yield call, kit_build.compilables(device, call.problem, policies.choose(call.problem, device))
 
 
 def chosen(count: int, seed: int = SEED) -> dict[str, Compilable]:
@@ -149,8 +148,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.served:
             print(formats.table(("GEMMs", "number", "served"), served(found.kernels, given.served)))
         return int(bool(stale))
-    launches = chosen(given.count)
-    built = kit_build.build(given.out, launches, CAPABILITY, cache=CACHE, progress=progress)
+    try:
+        built = kit_build.build(given.out, chosen(given.count), CAPABILITY, cache=CACHE, progress=progress)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     print(f"{built.kernels} kernels, {built.compiled} compiled, {built.nbytes / 1e6:.2f} MB: {shown(given.out)}")
     for failure in built.failures:
         print(failure, file=sys.stderr)
@@ -163,4 +165,8 @@ def progress(done: int, total: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    for name in ("POLICY", "BITS"):
+        os.environ.pop(f"TRITON_GEMM_{name}", None)
+    with TemporaryDirectory() as empty:  # no tables but the shipped ones
+        os.environ["TRITON_GEMM_CACHE_DIR"] = empty
+        sys.exit(main())

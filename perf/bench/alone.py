@@ -145,8 +145,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of = [surroundings[name] for name in OF_ENVIRONMENT]
     with held():
         for problem, ways in jobs.items():
-            measured += measure(problem, ways, device)
-            print(formats.table(COLUMNS, measured[-len(ways) - 1 :]), flush=True)
+            found = list(measure(problem, ways, device))
+            measured += found
+            print(formats.table(COLUMNS, found), flush=True)
             with file.open("w", newline="") as opened:
                 rows = [[*row, *of] for row in measured]
                 csv.writer(opened, lineterminator="\n").writerows([[*COLUMNS, *OF_ENVIRONMENT], *rows])

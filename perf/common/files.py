@@ -29,8 +29,8 @@ def write_json(target: Path, data: dict[str, Any]) -> None:
 def times_of(product: Mapping[str, Any]) -> dict[str, float]:
     """Microseconds of the candidates of a product that was tuned, by name.
 
-    A candidate that left the race cannot be faster than the fastest of the final: records before 2026-11-28 have such
-    times, of rounds at a higher clock. These are left out.
+    Times below the fastest of the final are left out: records before 4eb4b15 have such times, of candidates that left
+    the race at a higher clock. Slower ones of that clock cannot be told and stay.
     """
     least = product.get("fastest_us") or 0.0
     return {name: us for us, name in product["times"] if us >= least}

@@ -136,8 +136,9 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
     """Measures a run and writes its record; whether all of its products could be measured."""
     wanted = [x for x in run.problems(given.seed) if not given.weights or f"{x.N}x{x.K}" in given.weights]
     if given.products is not None:
-        names = set(given.products.read_text().splitlines())
+        names = given.products.read_text().splitlines()
         wanted = [x for x in wanted if problem_text(x) in names]
+        print(f"{len(wanted)} of {len(names)} products of {given.products.name} are of {run.name}")
     index, parts = given.shard
     problems = list(spaced(wanted, given.limit))[index - 1 :: parts]
     device = current_device_info()
@@ -204,6 +205,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--weights must be of {name}'s: {', '.join(named_of) or 'it has none'}")
     if given.rebuild is not None and (given.runs or given.weights or given.table is None):
         parser.error("--rebuild needs --table and takes no RUN and no --weights")
+    if given.rebuild is not None:
+        given_arguments.refuse(parser, given, ("shard", "products"), "--rebuild measures nothing")
+    if given.products is not None and not given.products.is_file():
+        parser.error(f"--products: there is no file {given.products}")
     return given
 
 

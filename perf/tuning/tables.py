@@ -76,7 +76,8 @@ def row(record: Record) -> list[Cell]:
     known = sum(found["candidates"] for found in measured)
     timed = sum(found["timed"] for found in measured)
     count = len(record["products"])
-    words = f"{count} {record['what']}" + (f", as {older(record)}" if older(record) else "")
+    part = f", part {' of '.join(map(str, record['shard']))}" if "shard" in record else ""
+    words = f"{count} {record['what']}{part}" + (f", as {older(record)}" if older(record) else "")
     words += f", {len(measured)} of them compared" if len(measured) < count else ""
     of_run: list[Cell] = [words, record["environment"]["commit"], record["bits"], f"{record['seconds']:.0f}"]
     if not measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from triton_gemm.compat import MachineCode
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.kernels import repack, skinny
+from triton_gemm.kernels import fma, repack, skinny
 from triton_gemm.kernels.portable.kernel import portable_kernel
 from triton_gemm.kernels.warp_specialised.kernel import warp_specialised_kernel
 from triton_gemm.runtime import kit, kit_build
@@ -50,7 +51,7 @@ def test_what_is_written_is_read(file: Path) -> None:
     assert (found.capability, found.made_by, found.kernels.keys()) == (HOPPER, MADE_BY, expected.keys())
     assert len(found.groups) == 3
     for key, kernel in expected.items():
-        assert found.find(key) == kernel.code
+        assert found.find(key) == kernel.made
         assert len(found._last) == 1
     assert found.find(kit.key_of("another")) is None
 
@@ -94,12 +95,48 @@ def test_a_damaged_file_is_refused(file: Path) -> None:
         file.write_bytes(one)
         try:
             found = kit.read(file)
-            assert {key: found.find(key) for key in found.kernels} == {key: x.code for key, x in expected.items()}
+            assert {key: found.find(key) for key in found.kernels} == {key: x.made for key, x in expected.items()}
         except kit.DamagedError:
             refused += 1
     assert refused >= len(damaged) - 2  # a bit of a stream's header that means nothing
     file.unlink()
     with pytest.raises(FileNotFoundError):
+        kit.read(file)
+
+
+def test_a_file_that_was_replaced_is_refused(file: Path) -> None:
+    found = kit.read(file)
+    other = {key: kit.Kernel(x.made._replace(code=x.made.code[::-1]), x.sources) for key, x in kernels().items()}
+    kit.write(file, HOPPER, other, MADE_BY)
+    assert {key: kit.read(file).find(key) for key in other} == {key: x.made for key, x in other.items()}
+    with pytest.raises(kit.DamagedError, match="replaced"):
+        found.find(next(iter(found.kernels)))
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        found.find(next(iter(found.kernels)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"kernels": {"a key": head}} for head in ([], [0], [9, 0, ["repack"]], [0, 0, ["repack", 4]], [0, 0, None])),
+        *({"hashes": wrong} for wrong in ({}, None, 7)),
+        *({"sources": wrong} for wrong in ({}, [], {"repack": 3})),
+        *({"groups": wrong} for wrong in ([], [[1]], [["a", "b", "c"]], None)),
+        *({"capability": wrong} for wrong in (9, [9], "hopper")),
+        *({"made_by": wrong} for wrong in ([], None)),
+    ],
+    ids=str,
+)
+def test_an_index_that_is_wrong_is_refused(file: Path, changes: dict[str, Any]) -> None:
+    """Though its checksums are right."""
+    text = file.read_bytes()
+    begin = len(kit.MAGIC) + 8
+    length = int.from_bytes(text[begin - 8 : begin], "little")
+    index = json.loads(kit._unpack(text[begin : begin + length], kit.MAX_INDEX))
+    packed = kit._pack(json.dumps(index | changes).encode())
+    file.write_bytes(kit.MAGIC + len(packed).to_bytes(8, "little") + packed + text[begin + length :])
+    with pytest.raises(kit.DamagedError):
         kit.read(file)
 
 
@@ -123,12 +160,14 @@ def test_what_a_file_unpacks_to_is_bounded(file: Path, monkeypatch: pytest.Monke
         ),
         (portable_kernel, {"portable/kernel.py", "planes.py", "epilogue.py"}, {"warp_specialised", "configs.py"}),
         (skinny.skinny_kernel, {"skinny.py", "programmatic.py"}, {"schedule.py", "portable", "costs.py"}),
+        (warp_specialised_kernel, {"warp_specialised/arguments.py"}, {"configs.py"}),
+        (fma.fma_kernel, {"fma.py", "../compat/gluon.py"}, {"warp_specialised", "costs.py"}),
     ],
 )
 def test_sources_of_a_kernel(kernel: Any, some: set[str], none: set[str]) -> None:
     """Its own, what it calls and what it uses; not what plans it, nor other kernels'."""
     found = kit.sources_of(kernel)
-    assert {f"kernels/{x}" for x in some} | {"compat/language.py"} <= set(found)
+    assert {f"kernels/{x}".replace("kernels/../", "") for x in some} | {"compat/language.py"} <= set(found)
     assert not [x for x in found for word in none if word in x]
     assert all(kit.source_hash(x) is not None for x in found) and not [x for x in found if "__init__" in x]
 
@@ -169,6 +208,9 @@ def test_a_kit_is_built(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert kit_build.build(file, wanted, HOPPER, cache=cache, workers=1).compiled == len(wanted)
     file.write_bytes(b"damaged")
     assert kit_build.build(file, wanted, HOPPER, cache=cache, workers=1).compiled == len(wanted)
+    monkeypatch.setenv("TRITON_DEBUG", "1")
+    with pytest.raises(ValueError, match="TRITON_DEBUG may change"):
+        kit_build.build(file, wanted, HOPPER, cache=cache)
 
 
 def test_what_does_not_compile_is_left_out_and_named(

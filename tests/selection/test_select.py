@@ -25,6 +25,7 @@ from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.kernels.portable import host
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.kernels.warp_specialised import costs
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.runtime.binaries import launches_on
 from triton_gemm.runtime.workspace import COUNTERS
@@ -193,6 +194,19 @@ def test_no_candidate_takes_less_than_its_bound(name: str, mode: str, K: int, mo
             found += [(place, way) for way in ways]
         assert [way for _, way in found] == list(kernel.candidates(problem, HOPPER))
         assert found == sorted(found, key=lambda one: one[0])
+
+
+@MANY
+@given(st.lists(st.floats(0.1, 1e4), min_size=3, max_size=3), st.integers(0, 2), st.floats(1.0, 4.0))
+def test_a_time_at_the_power_limit_grows_with_each_part(parts: list[float], which: int, factor: float) -> None:
+    """Or bounds would be none. It is no less than without the limit, and stretched by MOST_LIMITED at most."""
+    times = []
+    for scale in (1.0, factor):
+        busy, others, power = (x * (scale if i == which else 1.0) for i, x in enumerate(parts))
+        times.append(costs.sustained(busy, others**3, power))
+        least, most = ((limited * busy**3 + others**3) ** (1 / 3) for limited in (1.0, costs.MOST_LIMITED))
+        assert least <= times[-1] * cost_model.ROUNDING and times[-1] <= most * cost_model.ROUNDING
+    assert times[0] <= times[1] * cost_model.ROUNDING
 
 
 def test_bounds_leave_few_candidates_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:

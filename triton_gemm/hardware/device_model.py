@@ -67,8 +67,8 @@ class DeviceModel:
 
     def scaled_to(self, device: DeviceInfo) -> DeviceModel:
         """The model of a GPU that was not measured. Memory is scaled by its clock and bus, arithmetic units by their
-        peaks, copies by the number of multiprocessors, and so is L2 where nothing is known of it. Each multiprocessor
-        is otherwise as fast as here."""
+        peaks, and so is the power limit. Copies are scaled by the number of multiprocessors, and so is L2 where nothing
+        is known of it. Each multiprocessor is otherwise as fast as here."""
         here = named_device(BASE)
         sms = device.num_sms / self.num_sms
         memory, l2 = bandwidth(device) / self.bandwidth, l2_bandwidth(device)

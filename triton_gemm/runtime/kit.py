@@ -15,16 +15,18 @@ import hashlib
 import json
 import lzma
 import os
-from collections.abc import Hashable, Mapping
+import sys
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from ..compat import JITFunction, MachineCode
 
 MAGIC = b"triton_gemm kit 1\n"
-GROUP = 12  # kernels of a group: 3.6 KB of xz each, 8 KB by themselves
+GROUP = 12  # kernels of a group: about 4 KB of xz each, 8 KB by themselves
 MAX_INDEX, MAX_GROUP = 1 << 24, 1 << 26  # bytes, unpacked
 PACKAGE = Path(__file__).parents[1]
 XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
@@ -36,52 +38,72 @@ class DamagedError(Exception):
 
 def key_of(identity: Hashable) -> str:
     """Of a launch, from its `binaries.identity`: of dtypes, numbers and words, which every Python prints alike."""
-    return hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
+    return _digest(repr(identity).encode())
 
 
 def sources_of(kernel: JITFunction[Any]) -> tuple[str, ...]:
-    """The package's files that define a kernel: its own, those of the functions that it calls, and those from which
-    these import what they use. Relative to PACKAGE, sorted."""
+    """The package's files that define a kernel: its own, and those that define the functions, classes and constants
+    that it uses, and theirs. Relative to PACKAGE, sorted."""
     found: set[Path] = set()
     seen: set[int] = set()
 
     def visit(value: Any) -> None:
-        module = getattr(value, "__module__", None)
-        if id(value) in seen or not str(module).startswith(f"{PACKAGE.name}."):
+        module = str(getattr(value, "__module__", None))
+        if id(value) in seen or not module.startswith(f"{PACKAGE.name}."):
             return
         seen.add(id(value))
+        found.add(Path(str(sys.modules[module].__file__)))
         if isinstance(value, type):
-            for member in vars(value).values():
+            for member in (*value.__mro__[1:], *vars(value).values()):
                 visit(member)
         function = getattr(value, "fn", value)
-        code = getattr(function, "__code__", None)
-        if code is None:
-            return
-        file = Path(code.co_filename)
-        found.add(file)
-        for name in code.co_names:
-            value = function.__globals__.get(name)
-            if str(getattr(value, "__package__", "")).startswith(PACKAGE.name):  # a module
-                for member in code.co_names:
-                    visit(getattr(value, member, None))
-            elif hasattr(value, "__module__"):
+        if hasattr(function, "__code__"):
+            for default in function.__defaults__ or ():
+                visit(default)
+            use(function.__globals__, Path(function.__code__.co_filename), set(_names(function.__code__)))
+
+    def use(names: Mapping[str, Any], file: Path, used: set[str]) -> None:
+        for name in used & names.keys():
+            found.update(_imported(file, name))
+            value = names[name]
+            if str(getattr(value, "__package__", "")).startswith(PACKAGE.name):  # a module, of whose names it uses some
+                use(vars(value), Path(value.__file__), used)
+            else:
                 visit(value)
-            else:  # a number or a word
-                found.update(_imported(file).get(name, ()))
 
     visit(kernel)
     return tuple(sorted(str(file.relative_to(PACKAGE)) for file in found))
 
 
+def _names(code: CodeType) -> Iterator[str]:
+    """That a function uses, and those inside of it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _imported(file: Path, name: str) -> tuple[Path, ...]:
+    """The package's file that defines what another imports from it under a name; none where it imports nothing so."""
+    found = _imports(file).get(name)
+    if found is None:
+        return ()
+    source, original = found
+    return _imported(source, original) or (source,)
+
+
 @cache
-def _imported(file: Path) -> dict[str, list[Path]]:
-    """By the names that a file of the package imports from others of it, the file that each is from."""
-    found: dict[str, list[Path]] = {}
+def _imports(file: Path) -> dict[str, tuple[Path, str]]:
+    """What a file of the package imports from others of it, by name: the file, and its name there."""
+    found: dict[str, tuple[Path, str]] = {}
     for node in ast.parse(file.read_bytes()).body:
         if isinstance(node, ast.ImportFrom) and node.level:
             base = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-            of = [x for x in (base.with_suffix(".py"), base / "__init__.py") if x.exists()]
-            found |= {alias.asname or alias.name: of for alias in node.names}
+            for alias in node.names:
+                tries = base / f"{alias.name}.py", base.with_suffix(".py"), base / "__init__.py"
+                of = [x for x in tries if x.exists()]
+                if of:
+                    found[alias.asname or alias.name] = of[0], alias.name
     return found
 
 
@@ -89,16 +111,16 @@ def _imported(file: Path) -> dict[str, list[Path]]:
 def source_hash(file: str) -> str | None:
     """Of a file of the package; None where there is none."""
     try:
-        return hashlib.sha256((PACKAGE / file).read_bytes()).hexdigest()[:24]
+        return _digest((PACKAGE / file).read_bytes())
     except OSError:
         return None
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a kit is made of. sources: as `sources_of` says."""
+    """A kernel of a kit. sources: as `sources_of` says."""
 
-    code: MachineCode
+    made: MachineCode
     sources: tuple[str, ...]
 
 
@@ -112,12 +134,12 @@ class Kit:
     hashes: Mapping[str, str]
     kernels: Mapping[str, tuple[int, int, list[Any]]]  # by key: group, number there, MachineCode without its code
     sources: Mapping[str, tuple[str, ...]]  # of a kernel's function
-    groups: tuple[tuple[int, int, tuple[int, ...]], ...]  # where each begins and ends in the file, and lengths of code
+    groups: tuple[tuple[int, int, str, tuple[int, ...]], ...]  # where each begins and ends, its hash, lengths of code
     _last: dict[int, list[bytes]] = field(default_factory=dict, repr=False)  # the group that was unpacked last
 
     def find(self, key: str) -> MachineCode | None:
         """The machine code of a launch, by its key; None where there is none, or its sources are others by now.
-        DamagedError where the file cannot be read."""
+        OSError where the file cannot be read, DamagedError where it is another by now."""
         found = self.kernels.get(key)
         if found is None or not self.is_current(key):
             return None
@@ -135,10 +157,13 @@ class Kit:
     def _unpacked(self, group: int) -> list[bytes]:
         found = self._last.get(group)
         if found is None:
-            begin, end, lengths = self.groups[group]
+            begin, end, digest, lengths = self.groups[group]
             with self.file.open("rb") as opened:
                 opened.seek(begin)
-                text = _unpack(opened.read(end - begin), MAX_GROUP)
+                packed = opened.read(end - begin)
+            if _digest(packed) != digest:
+                raise DamagedError("a group is not that of the index: the file was replaced, or is damaged")
+            text = _unpack(packed, MAX_GROUP)
             if len(text) != sum(lengths):
                 raise DamagedError("a group is not as long as the index says")
             at, found = 0, []
@@ -163,41 +188,55 @@ def read(file: Path) -> Kit:
     try:
         index = json.loads(text)
         groups = []
-        for packed, lengths in index["groups"]:
-            groups.append((begin, begin + int(packed), tuple(map(int, lengths))))
+        for packed, digest, lengths in index["groups"]:
+            groups.append((begin, begin + int(packed), str(digest), tuple(map(int, lengths))))
             begin += int(packed)
         if begin != size:
             raise DamagedError(f"it has {size} bytes, and its index says {begin}")
         heads = sorted(index["kernels"].items(), key=lambda one: one[1][:2])
         kernels = {key: (int(group), int(number), head) for key, (group, number, head) in heads}
         sources = {name: tuple(files) for name, files in index["sources"].items()}
-        major, minor = index["capability"]
-        return Kit(file, (major, minor), index["made_by"], index["hashes"], kernels, sources, tuple(groups))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        hashes = {source: str(index["hashes"][source]) for of in sources.values() for source in of}
+        for group, number, (symbol, *numbers, types, boxes) in kernels.values():
+            if not 0 <= number < len(groups[group][3]) or group < 0 or symbol not in sources:
+                raise ValueError(f"there is no kernel {number} of group {group}, or no source of {symbol}")
+            if [type(x) for x in numbers] != [int, int, int, bool, bool] or not isinstance(types, list):
+                raise ValueError(f"{symbol} is launched with {numbers}")
+            if any(len(box) != 4 or not isinstance(box[3], list) for box in boxes):
+                raise ValueError(f"{symbol} has tensor maps {boxes}")
+        major, minor = map(int, index["capability"])
+        made_by = {str(name): str(version) for name, version in index["made_by"].items()}
+        return Kit(file, (major, minor), made_by, hashes, kernels, sources, tuple(groups))
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedError(f"its index is wrong: {type(error).__name__}: {error}") from None
 
 
 def write(file: Path, capability: tuple[int, int], kernels: Mapping[str, Kernel], made_by: Mapping[str, str]) -> None:
     """Writes a kit of kernels by key, the same bytes for the same kernels. A reader sees the old file or the new."""
-    ordered = sorted(kernels, key=lambda key: (kernels[key].code.symbol, len(kernels[key].code.code), key))
+    ordered = sorted(kernels, key=lambda key: (kernels[key].made.symbol, len(kernels[key].made.code), key))
     parts = [ordered[i : i + GROUP] for i in range(0, len(ordered), GROUP)]
-    packed = [_pack(b"".join(kernels[key].code.code for key in part)) for part in parts]
+    packed = [_pack(b"".join(kernels[key].made.code for key in part)) for part in parts]
     places = [(key, group, number) for group, part in enumerate(parts) for number, key in enumerate(part)]
     files = sorted({source for kernel in kernels.values() for source in kernel.sources})
     index = {
         "capability": capability,
         "made_by": dict(made_by),
         "hashes": {source: source_hash(source) for source in files},
-        "sources": {kernel.code.symbol: kernel.sources for kernel in kernels.values()},
+        "sources": {kernel.made.symbol: kernel.sources for kernel in kernels.values()},
         "groups": [
-            (len(text), [len(kernels[key].code.code) for key in part]) for text, part in zip(packed, parts, strict=True)
+            (len(text), _digest(text), [len(kernels[key].made.code) for key in part])
+            for text, part in zip(packed, parts, strict=True)
         ],
-        "kernels": {key: (group, number, kernels[key].code[:-1]) for key, group, number in places},
+        "kernels": {key: (group, number, kernels[key].made[:-1]) for key, group, number in places},
     }
     text = _pack(json.dumps(index, sort_keys=True, separators=(",", ":")).encode())
     partial = file.with_suffix(".partial")
     partial.write_bytes(b"".join((MAGIC, len(text).to_bytes(8, "little"), text, *packed)))
     os.replace(partial, file)
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:24]
 
 
 def _pack(text: bytes) -> bytes:

@@ -17,6 +17,10 @@ from .binaries import identity, launches_on, operands_of
 from .precompile import Compilable, compile_each
 from .worker import error_line
 
+# Environment variables of Triton, and those that change no machine code.
+SETTINGS = ("TRITON_", "PTXAS_", "DISABLE_PTXAS_", "DISABLE_LLVM_", "LLVM_", "MLIR_", "NVPTX_")
+HARMLESS = {"TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_INTERPRET", "TRITON_LIBCUDA_PATH"}
+
 
 @dataclass(frozen=True)
 class Built:
@@ -48,8 +52,11 @@ def build(
     """Writes the kit of launches by key. What the file has from the same sources and compilers is kept.
 
     cache: a folder for Triton's cache, which has nothing else; workers, progress: as `precompile` takes them. Nothing
-    may be launched meanwhile. What cannot be compiled is left out.
+    may be launched meanwhile. What cannot be compiled is left out. ValueError where the environment changes what Triton
+    compiles.
     """
+    if changed := sorted(x for x in os.environ if x.startswith(SETTINGS) and x not in HARMLESS and "_GEMM_" not in x):
+        raise ValueError(f"{', '.join(changed)} may change what Triton compiles: unset it")
     made_by = compiled_by()
     kernels = _kept(file, launches, capability, made_by)
     missing = {key: of for key, of in launches.items() if key not in kernels}

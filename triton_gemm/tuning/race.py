@@ -170,7 +170,7 @@ class _Field(Generic[Way]):
         logs = [[log(own / base) for own, base in zip(row, bases, strict=True)] for row in times]
         base = median(bases)
         drift = base / self.ms[self.ways[0]]  # of the clock, since the last rounds
-        for known in (self.ms, self.left):
+        for known in (self.ms, self.left, self.once):
             known.update({way: ms * drift for way, ms in known.items()})
         self.ms.update({way: base * exp(middle(row)) for way, row in zip(ways, logs, strict=True)})
         return logs

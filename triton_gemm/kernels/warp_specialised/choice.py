@@ -189,7 +189,7 @@ def _least(problem: GemmProblem, on: OfProblem, of: OfConfig, model: DeviceModel
     one = k_tiles * (multiply + more)  # tile, whole
     a, b = min(config.BLOCK_M, problem.M) * on.a_lines, min(config.BLOCK_N, problem.N) * on.b_lines
     l2 = count * k_tiles * lines * (a * of.a_least + b * of.b_requested) / model.l2
-    cubes = on.memory + l2 * l2 * l2
+    cubes = on.memory_cubed + l2 * l2 * l2
     waves, rest = divmod(count, most)
     busy = (waves + (rest > 0)) * (one + start + on.bias)
     least = sustained(busy, cubes, on.power * of.energy)

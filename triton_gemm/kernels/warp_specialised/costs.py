@@ -20,9 +20,10 @@ _KNOWN = Remembered()
 GPC_SMS = 16  # at least, which programs of successive numbers are taken to fill
 HELD = 2  # slots of the ring that are not being filled: consumers read one, and have yet to free the one before
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
-# Energy of an element that enters an SM, in units of a product's, and the most by which the power limit stretches what
-# SMs do: fitted to clocks of 16 products on an H100 and an H200 that ran for 260 ms each (perf/results/*/alone.csv).
-ELEMENT, SLOWEST = 30.0, 3.0 ** (1 / 3)
+# Energy of an element that enters an SM, in units of a product's: half of what clocks of products that run alone say,
+# as most take turns with others (perf/results/*/alone.csv, docs/log.md).
+ENERGY_OF_ELEMENT = 30.0
+MOST_LIMITED = 3.0  # of energy over time at the power limit; up to 3 `sustained` grows with each of its arguments
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class OfProblem(NamedTuple):
     fixed: float
     spread: float
     power: float
-    memory: float
+    memory_cubed: float
     paired: float
     reduction: float
     reduced_part: float
@@ -184,7 +185,7 @@ def _time(on: OfProblem, of: OfConfig, tile: OfTile, count: int, programs: int, 
     l2 *= count
     ctas = programs * of.config.ctas
     paired = 0.0 if alone else on.paired / ctas
-    others = l2 * l2 * l2 + paired * paired * paired + on.memory
+    others = l2 * l2 * l2 + paired * paired * paired + on.memory_cubed
     return on.fixed + on.spread * ctas + shared + sustained(busy, others, on.power * of.energy)
 
 
@@ -195,9 +196,9 @@ def sustained(busy: float, others: float, power: float) -> float:
     clock, as the voltage goes with it, so the clock falls by the cube root of energy over time. Grows with each.
     """
     cubes = busy * busy * busy
-    stretched = power / (cubes + others) ** (1 / 3)
-    if stretched > 1:
-        cubes *= min(stretched, SLOWEST**3)
+    limited = power / (cubes + others) ** (1 / 3)
+    if limited > 1:
+        cubes *= min(limited, MOST_LIMITED)
     return (cubes + others) ** (1 / 3)
 
 
@@ -210,7 +211,7 @@ def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
         fixed=model.launch + costs.setup,
         spread=costs.spread / model.num_sms,
         power=power,
-        memory=memory * memory * memory,
+        memory_cubed=memory * memory * memory,
         paired=moved / costs.paired,
         reduction=costs.reduction[0],
         reduced_part=costs.reduction[1] + 4 * problem.batch * problem.M * problem.N / costs.reduction[2],
@@ -243,7 +244,7 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
         part=costs.part[0] + costs.part[1] * size,
         waiting=costs.cluster[0] * clustered,
         adding=adding,
-        energy=1 + ELEMENT * (1 / m + 1 / n),
+        energy=1 + ENERGY_OF_ELEMENT * (1 / m + 1 / n),
         a_requested=a_requested,
         b_requested=config.ctas * _requested(config.CLUSTER_M, config.ctas, costs),
         a_least=a_requested * (1 - merged),
