@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -92,7 +92,7 @@ def _imported(file: Path, name: str) -> tuple[Path, ...]:
     return _imported(source, original) or (source,)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _imports(file: Path) -> dict[str, tuple[Path, str]]:
     """What a file of the package imports from others of it, by name: the file, and its name there."""
     found: dict[str, tuple[Path, str]] = {}
@@ -107,7 +107,7 @@ def _imports(file: Path) -> dict[str, tuple[Path, str]]:
     return found
 
 
-@cache
+@lru_cache(maxsize=256)
 def source_hash(file: str) -> str | None:
     """Of a file of the package; None where there is none."""
     try:
