@@ -3,8 +3,8 @@
 What it holds is chosen by use: GEMMs of the suites' models and drawn ones of every regime, in the choices for an H100
 and an H200, with the dtypes, epilogues and derivatives that models use. Of each kernel the weights of the GEMMs that
 need it are added up, and the COUNT heaviest kernels are compiled, or kept from the file. --served SEED says, without
-building, which share of other GEMMs finds all of its kernels in the file. --check counts kernels whose sources have
-changed since. Exit status: 1 if a kernel failed or is stale, 2 for a mistake in the call.
+building, for which share of other GEMMs the file has all kernels. --check counts kernels whose sources have changed
+since. Exit status: 1 if a kernel failed or is stale, 2 for a mistake in the call.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def groups_of(problem: GemmProblem, mode: str, epilogue: str) -> tuple[str, ...]
 
 
 def needed(of: Iterator[Call]) -> Iterator[tuple[Call, dict[str, Compilable]]]:
-    """Of each call what it launches on each GPU."""
+    """Yields each call once per GPU, with its launches there."""
     devices = [named_device(gpu) for gpu in GPUS]
     for call in of:
         for device in devices:
@@ -111,7 +111,7 @@ def needed(of: Iterator[Call]) -> Iterator[tuple[Call, dict[str, Compilable]]]:
 
 
 def chosen(count: int, seed: int = SEED) -> dict[str, Compilable]:
-    """The launches whose kernels the kit holds, by key."""
+    """The `count` launches with the largest weights, by the keys of their kernels."""
     weights: dict[str, float] = {}
     launches: dict[str, Compilable] = {}
     for call, of_call in needed(calls(seed)):
@@ -138,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="count stale kernels")
     given = parser.parse_args(arguments)
     if given.check or given.served:
+        args.refuse(parser, given, ("count",), "--check and --served build nothing")
         try:
             found = kit.read(given.out)
         except (OSError, kit.DamagedError) as error:

@@ -71,22 +71,22 @@ def of_each_tile(problem: GemmProblem, device: DeviceInfo, count: int) -> list[S
     return list(found.values())
 
 
-def runs_of(problem: GemmProblem, ways: Sequence[Selection], device: torch.device) -> dict[str, list[Run]]:
+def runs_of(problem: GemmProblem, candidates: Sequence[Selection], device: torch.device) -> dict[str, list[Run]]:
     """Calls of cuBLAS and of each candidate, on sets of operands that L2 does not hold."""
     l2 = torch.cuda.get_device_properties(device).L2_cache_size
     sets = operands(problem, sets_of(problem, l2, torch.cuda.mem_get_info(device)[0]), device)
     by_torch, why = torchs_product(problem)
     assert by_torch is not None, why
     found: dict[str, list[Run]] = {CUBLAS: [partial(by_torch, *of, beta=0.0) for of in sets]}
-    for way in ways:
-        plan = GemmPlan(problem, way, device)
+    for candidate in candidates:
+        plan = GemmPlan(problem, candidate, device)
         plan.compile()
-        found.setdefault(named(way), [partial(plan.run, a, b, c, tuple(more)) for a, b, c, *more in sets])
+        found.setdefault(named(candidate), [partial(plan.run, a, b, c, tuple(more)) for a, b, c, *more in sets])
     return found
 
 
 def clock_mhz() -> Callable[[], float]:
-    """Queues a kernel that waits; what it returns gives the multiprocessors' clock, once the GPU is done."""
+    """Queues a kernel that spins. The function returned waits for it and gives the SM clock in MHz."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     torch.cuda._sleep(SPIN)
@@ -110,10 +110,12 @@ def alone(replay: Replay) -> tuple[float, float]:
     return median(times[len(times) // 2 :]), median(clocks[len(clocks) // 2 :])
 
 
-def measure(problem: GemmProblem, ways: Sequence[Selection], device: torch.device) -> Iterator[list[formats.Cell]]:
+def measure(
+    problem: GemmProblem, candidates: Sequence[Selection], device: torch.device
+) -> Iterator[list[formats.Cell]]:
     """COLUMNS of cuBLAS and each candidate."""
     replays = {}
-    for name, calls in runs_of(problem, ways, device).items():
+    for name, calls in runs_of(problem, candidates, device).items():
         replays[name] = Replay(calls, repeats(once_ms(calls[-1]), len(calls), TURN_MS))
     settle(replays[CUBLAS].start, 0.6)
     in_turns = interleave({name: replay.start for name, replay in replays.items()}, TURNS)
@@ -144,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     of = [surroundings[name] for name in OF_ENVIRONMENT]
     with held():
-        for problem, ways in jobs.items():
-            found = list(measure(problem, ways, device))
+        for problem, candidates in jobs.items():
+            found = list(measure(problem, candidates, device))
             measured += found
             print(formats.table(COLUMNS, found), flush=True)
             with file.open("w", newline="") as opened:

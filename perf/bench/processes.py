@@ -125,7 +125,7 @@ def started(condition: str, empty: str) -> subprocess.Popen[str]:
 
 def run_rounds(rounds: int) -> Results:
     """Runs all processes round-robin, in reverse order in odd rounds. An additional first round is warm-up and is
-    dropped. A condition whose process fails is left out."""
+    dropped. If a process fails, the results do not have its condition."""
     results: Results = {condition: [] for condition in CONDITIONS}
     with TemporaryDirectory() as empty, ExitStack() as stack:
         running: dict[str, Any] = {}

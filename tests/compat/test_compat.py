@@ -428,7 +428,7 @@ def _machine_code() -> None:
 
 
 def _without_lines() -> None:
-    """Of sources whose folder is then not in the machine code."""
+    """The cubin then does not contain the path of the sources."""
     sources = str(Path(compat.__file__).parents[1]).encode()
     for inside, has in ((nullcontext, True), (compat.without_lines, False)):
         with tempfile.TemporaryDirectory() as cache, compat.caching_in(cache), inside():

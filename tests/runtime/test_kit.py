@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -56,10 +58,18 @@ def test_what_is_written_is_read(file: Path) -> None:
     assert found.find(kit.key_of("another")) is None
 
 
-def test_the_same_kernels_make_the_same_file(file: Path, tmp_path: Path) -> None:
-    """Whatever the order, and not one that is left half-written."""
+def test_the_same_kernels_make_the_same_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order. A disk that is full leaves the old file, and nothing else."""
+
+    def fails(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     other = tmp_path / "other.kit"
     kit.write(other, HOPPER, dict(reversed(kernels().items())), MADE_BY)
+    assert other.read_bytes() == file.read_bytes()
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="No space"):
+        kit.write(file, HOPPER, kernels(5), MADE_BY)
     assert other.read_bytes() == file.read_bytes()
     assert {x.name for x in tmp_path.iterdir()} == {"some.kit", "other.kit"}
 

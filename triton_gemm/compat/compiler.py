@@ -169,15 +169,15 @@ def caching_in(folder: str | os.PathLike[str] | None) -> Iterator[None]:
 
 @contextmanager
 def without_lines() -> Iterator[None]:
-    """Inside, what is compiled has no information on lines, with the paths of sources. Triton's cache does not tell it
-    from what has, so it needs a folder of its own."""
+    """Inside, kernels are compiled without line information, which contains paths of sources. The key of Triton's cache
+    does not depend on this setting, so use a cache folder of its own."""
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True
         yield
 
 
 def compiled_by() -> dict[str, str]:
-    """Versions of what compiles for Hopper: Triton's, and its assembler's."""
+    """The versions of Triton and of the ptxas that it runs for Hopper."""
     return {"triton": triton.__version__, "ptxas": triton.knobs.nvidia.ptxas.version}
 
 

@@ -123,8 +123,8 @@ class MachineCode(NamedTuple):
 
 
 def machine_code(compiled: Any) -> MachineCode:
-    """Of a kernel that Triton has compiled, for a GPU that need not be here. ValueError for one that wants memory of
-    Triton's, which launches here do not give."""
+    """The record of a compiled kernel. No GPU is needed. ValueError for a kernel that needs Triton's scratch memory,
+    which launches here do not pass."""
     of = compiled.metadata
     if of.global_scratch_size or of.profile_scratch_size:
         raise ValueError(f"{of.name} wants scratch memory")

@@ -37,8 +37,8 @@ class DeviceModel:
         launch: microseconds of a kernel that does nothing.
         memory: bytes that come from memory.
         l2: lines of 128 bytes that L2 gives to all SMs.
-        tensor: products of 16 bits whose energy at the highest clock the board's power limit allows, without that of
-            their operands, times their 2 bytes.
+        tensor: multiply-adds of 16 bits a microsecond, times their 2 bytes, that meet the board's power limit at the
+            highest clock. Energy of operands is not in it.
         copy: microseconds of copying an operand first, a constant and what starting that on all SMs adds.
         copied: bytes that are read or written for that, by 16 bytes and by one element a thread.
         kernels: each kernel's own constants.

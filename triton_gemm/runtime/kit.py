@@ -15,6 +15,7 @@ import hashlib
 import json
 import lzma
 import os
+import secrets
 import sys
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from types import CodeType
 from typing import Any
 
 from ..compat import JITFunction, MachineCode
+from ..tables import files
 
 MAGIC = b"triton_gemm kit 1\n"
 GROUP = 12  # kernels of a group: about 4 KB of xz each, 8 KB by themselves
@@ -151,8 +153,8 @@ class Kit:
 
     def is_current(self, key: str) -> bool:
         """Whether the sources that define a kernel are those that it was made from."""
-        files = self.sources[self.kernels[key][2][0]]
-        return all(source_hash(file) == self.hashes[file] for file in files)
+        sources = self.sources[self.kernels[key][2][0]]
+        return all(source_hash(file) == self.hashes[file] for file in sources)
 
     def _unpacked(self, group: int) -> list[bytes]:
         found = self._last.get(group)
@@ -195,7 +197,7 @@ def read(file: Path) -> Kit:
             raise DamagedError(f"it has {size} bytes, and its index says {begin}")
         heads = sorted(index["kernels"].items(), key=lambda one: one[1][:2])
         kernels = {key: (int(group), int(number), head) for key, (group, number, head) in heads}
-        sources = {name: tuple(files) for name, files in index["sources"].items()}
+        sources = {name: tuple(of) for name, of in index["sources"].items()}
         hashes = {source: str(index["hashes"][source]) for of in sources.values() for source in of}
         for group, number, (symbol, *numbers, types, boxes) in kernels.values():
             if not 0 <= number < len(groups[group][3]) or group < 0 or symbol not in sources:
@@ -212,16 +214,16 @@ def read(file: Path) -> Kit:
 
 
 def write(file: Path, capability: tuple[int, int], kernels: Mapping[str, Kernel], made_by: Mapping[str, str]) -> None:
-    """Writes a kit of kernels by key, the same bytes for the same kernels. A reader sees the old file or the new."""
+    """Writes a kit of kernels by key, the same bytes for the same kernels, as `files.write`."""
     ordered = sorted(kernels, key=lambda key: (kernels[key].made.symbol, len(kernels[key].made.code), key))
     parts = [ordered[i : i + GROUP] for i in range(0, len(ordered), GROUP)]
     packed = [_pack(b"".join(kernels[key].made.code for key in part)) for part in parts]
     places = [(key, group, number) for group, part in enumerate(parts) for number, key in enumerate(part)]
-    files = sorted({source for kernel in kernels.values() for source in kernel.sources})
+    used = sorted({source for kernel in kernels.values() for source in kernel.sources})
     index = {
         "capability": capability,
         "made_by": dict(made_by),
-        "hashes": {source: source_hash(source) for source in files},
+        "hashes": {source: source_hash(source) for source in used},
         "sources": {kernel.made.symbol: kernel.sources for kernel in kernels.values()},
         "groups": [
             (len(text), _digest(text), [len(kernels[key].made.code) for key in part])
@@ -230,9 +232,8 @@ def write(file: Path, capability: tuple[int, int], kernels: Mapping[str, Kernel]
         "kernels": {key: (group, number, kernels[key].made[:-1]) for key, group, number in places},
     }
     text = _pack(json.dumps(index, sort_keys=True, separators=(",", ":")).encode())
-    partial = file.with_suffix(".partial")
-    partial.write_bytes(b"".join((MAGIC, len(text).to_bytes(8, "little"), text, *packed)))
-    os.replace(partial, file)
+    data = b"".join((MAGIC, len(text).to_bytes(8, "little"), text, *packed))
+    files.write(file, data, f"{secrets.token_hex(8)}.tmp")
 
 
 def _digest(text: bytes) -> str:

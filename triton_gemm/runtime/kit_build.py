@@ -24,8 +24,8 @@ HARMLESS = {"TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_INTERPRET", "TRITON_LIBCU
 
 @dataclass(frozen=True)
 class Built:
-    """What became of a kit. kernels: how many it holds; compiled: of those, how many the file did not have; failures:
-    a sentence each; nbytes: of the file."""
+    """A kit that was written. kernels: how many it holds; compiled: how many of those the file did not have before;
+    nbytes: the file's size; failures: a sentence for each kernel that did not compile."""
 
     kernels: int
     compiled: int

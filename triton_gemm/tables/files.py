@@ -215,16 +215,16 @@ def save(folder: Path, table: Table) -> None:
     write(folder / table.name, table.text())
 
 
-def write(path: Path, text: str, mark: str = "tmp") -> None:
+def write(path: Path, data: str | bytes, mark: str = "tmp") -> None:
     """Writes a file whole, first under another name, which ends with `mark`: nobody else may do so with that name, as
     in a folder that is `locked`. It keeps its permissions. OSError, which names `path`, where that fails: the old file
     is there still."""
     written = path.with_name(f"{path.name}.{mark}")
     try:
-        with open(written, "w") as file:
+        with open(written, "wb") as file:
             with suppress(OSError):  # there is no old file, or its file system has no permissions
                 shutil.copymode(path, written)
-            file.write(text)
+            file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(written, path)
