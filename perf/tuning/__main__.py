@@ -22,6 +22,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,6 +48,8 @@ from triton_gemm.tables.records import named
 from triton_gemm.tuning import planned, tune
 from triton_gemm.tuning.report import ShapeReport, TuningReport
 from triton_gemm.tuning.rows import grid
+
+PART = 20  # products after which the record is written
 
 
 def record_of(
@@ -113,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ["TRITON_GEMM_CACHE_DIR"] = folder  # until this process ends
             whole = [measure(RUNS[name], given) for name in given.runs]
     except KeyboardInterrupt:
-        print("interrupted: the records of the runs before are kept", file=sys.stderr)
+        print("interrupted: what was measured is recorded, but for the last products", file=sys.stderr)
         return 130
     finally:
         log.removeHandler(lines)
@@ -148,13 +151,19 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
     count = len(problems) * (1 if run.rows is None else len(grid(run.rows)))
     budget = given.budget or run.seconds * run.repeat * count
     how: dict[str, Any] = {"bits": run.bits, "repeat": run.repeat, "rows": run.rows}
-    report = tune(problems, budget=budget, **how, progress=lambda _: None)
-    record = record_of(
-        run, given.seed, report, used, given.weights, given.shard, given.products and given.products.stem
-    )
-    path = tables.path_of(given.out or RESULTS, record)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, record)
+    some = given.products and given.products.stem
+    report: TuningReport | None = None
+    for i in range(0, len(problems), PART):
+        part = problems[i : i + PART]
+        found = tune(part, budget=budget * (len(part) / len(problems)), **how, progress=lambda _: None)
+        if report is not None:
+            seconds = report.seconds + found.seconds
+            found = replace(found, shapes=report.shapes + found.shapes, budget=budget, seconds=seconds)
+        report = found
+        record = record_of(run, given.seed, report, used, given.weights, given.shard, some)
+        path = tables.path_of(given.out or RESULTS, record)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, record)
     print("\n".join(["", *tables.worst(record), "", tables.text([record])]))
     print(f"Written to {shown(path)}; `python -m perf.pages` shows it.", flush=True)
     if given.table is not None:

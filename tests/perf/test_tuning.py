@@ -166,13 +166,22 @@ def test_nothing_was_measured(told: dict[str, Any], monkeypatch: pytest.MonkeyPa
 
 
 def test_without_a_gpu_or_interrupted(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+    """What was measured before it was interrupted is recorded."""
+    tune, asked = command.tune, []
+
+    def interrupted(problems: list[GemmProblem], **how: Any) -> TuningReport:
+        asked.append((len(problems), how["budget"]))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return tune(problems, **how)
 
     monkeypatch.setattr(command, "tune", interrupted)
-    assert command.main(["listed"]) == 130
+    assert command.main(["listed", "--limit", "50", "--budget", "100"]) == 130
+    assert asked == [(20, 40.0), (20, 40.0), (10, 20.0)]
+    (record,) = tables.committed(tmp_path)
+    assert len(record["products"]) == 40 and record["seconds"] == 24.7
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command.main(["listed"]) == 2
     assert "there is none" in capsys.readouterr().err

@@ -102,6 +102,17 @@ def test_a_product_is_launched_without_python(driver: fake_driver.Driver, overlo
         assert triton_gemm.report_routing() == {}
 
 
+def test_counts_outlive_a_registration(driver: fake_driver.Driver) -> None:
+    """They are reported, and reset, while the products are torch's own again."""
+    with triton_gemm.use():
+        make_known(driver, "mm")
+        CALLS["mm"]()
+    routing._unregister()
+    assert triton_gemm.report_routing(reset=True)["mm", "triton_gemm"] >= 1
+    with triton_gemm.use():
+        assert triton_gemm.report_routing() == {}
+
+
 def known(driver: fake_driver.Driver, overload: str = "addmm") -> None:
     make_known(driver, overload)
     CALLS[overload]()

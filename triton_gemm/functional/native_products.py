@@ -41,7 +41,8 @@ class NativeProducts:
     def __init__(self, products: Mapping[str, tuple[str, Places | None]]) -> None:
         self._products = products
         self._group = -1
-        self.extension: Any = None  # once they are registered
+        self.extension: Any = None  # while they are registered
+        self._counts: Callable[[int, bool, bool], dict[str, int]] = lambda group, left, reset: {}  # then the extension's
 
     @property
     def registered(self) -> bool:
@@ -63,7 +64,7 @@ class NativeProducts:
         if self._group < 0:
             self._group = extension.group()
         python = dict.fromkeys(self._products) if python is None else python
-        self.extension = extension
+        self.extension, self._counts = extension, extension.counted
         try:
             for operator, key in product(python, keys):
                 op, places = self._products[operator]
@@ -101,9 +102,9 @@ class NativeProducts:
 
     def launched(self, reset: bool) -> dict[str, int]:
         """How many calls of each product C++ has launched since the last reset, by what the table has them by."""
-        return {} if self.extension is None else self.extension.counted(self._group, False, reset)
+        return self._counts(self._group, False, reset)
 
     def left(self, reset: bool) -> dict[str, int]:
         """How many calls C++ has left to torch since the last reset, by the names of `leave` and those that it counts
         alone."""
-        return {} if self.extension is None else self.extension.counted(self._group, True, reset)
+        return self._counts(self._group, True, reset)
