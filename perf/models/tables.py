@@ -86,9 +86,9 @@ def row(name: str, case: str, found: Mapping[str, Any]) -> list[Cell]:
     """A line of COLUMNS, without the first minute."""
     if "failed" in found:
         return [name, found.get("shape"), *[None] * 7, f"FAILED: {_short(found['failed'])}"]
-    errors, products = found["errors"], found["routing"]
-    counted = products["ours"] + sum(products["left"].values())
-    share = f"{products['ours']:,} of {counted:,}"
+    errors, share = found["errors"], None
+    if products := found.get("routing"):
+        share = f"{products['ours']:,} of {products['ours'] + sum(products['left'].values()):,}"
     cells: list[Cell] = [name, found["shape"]]
     if "ratio" in found:
         speeds = [formats.number(found["per_s"][provider], 4) for provider in PROVIDERS]
