@@ -144,6 +144,9 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
         print(f"{len(wanted)} of {len(names)} products of {given.products.name} are of {run.name}")
     index, parts = given.shard
     problems = list(spaced(wanted, given.limit))[index - 1 :: parts]
+    if not problems:
+        print(f"no product of {run.name} is asked for")
+        return True
     device = current_device_info()
     if given.warm:
         compile_ahead(planned(problems, device, run.bits, run.rows))
@@ -152,14 +155,12 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
     budget = given.budget or run.seconds * run.repeat * count
     how: dict[str, Any] = {"bits": run.bits, "repeat": run.repeat, "rows": run.rows}
     some = given.products and given.products.stem
-    report: TuningReport | None = None
+    report = TuningReport((), device.name, run.bits, "graph", budget, 0.0)
     for i in range(0, len(problems), PART):
         part = problems[i : i + PART]
         found = tune(part, budget=budget * (len(part) / len(problems)), **how, progress=lambda _: None)
-        if report is not None:
-            seconds = report.seconds + found.seconds
-            found = replace(found, shapes=report.shapes + found.shapes, budget=budget, seconds=seconds)
-        report = found
+        seconds = report.seconds + found.seconds
+        report = replace(found, shapes=report.shapes + found.shapes, budget=budget, seconds=seconds)
         record = record_of(run, given.seed, report, used, given.weights, given.shard, some)
         path = tables.path_of(given.out or RESULTS, record)
         path.parent.mkdir(parents=True, exist_ok=True)

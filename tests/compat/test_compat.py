@@ -7,10 +7,9 @@ import inspect
 import itertools
 import os
 import re
-import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from contextvars import ContextVar
 from pathlib import Path
@@ -26,15 +25,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.experimental.gluon import language as gl
 
+from tests.support.fake_driver import sizes_in
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER
 from triton_gemm import compat
 from triton_gemm.functional import ops, sharding
+from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.kernels import launch as kernel_launch
 from triton_gemm.kernels.launch import TensorMap, materialise
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime.aot import capture, compile_launch
 from triton_gemm.runtime.binaries import operands_of
+from triton_gemm.runtime.step import parameters_of
 from triton_gemm.selection.select import launches, select
 
 ROOM = Path(compat.__file__).parent
@@ -337,53 +339,89 @@ def compiled() -> Any:
     return launch, compat.compile_kernel(launch.kernel, {**arguments, **launch.options}, (9, 0))
 
 
-def _launcher() -> None:
-    """The launcher's fields, the order of its arguments and the wrapper around it, as Triton's source has them."""
-    launch, kernel = compiled()
-    for name in ("_init_handles", "launch_metadata", "packed_metadata"):
-        assert hasattr(kernel, name), name
-    metadata = kernel.metadata
-    assert kernel.packed_metadata[:3] == (metadata.num_warps, metadata.num_ctas, metadata.shared)
-    from triton.backends.nvidia import driver
-
-    source = inspect.getsource(driver.CudaLauncher)
-    fields = ["global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl", "launch"]
-    newer = "arg_annotations" in source
-    for name in fields + newer * ["kernel_signature"]:
-        assert f"self.{name} =" in source, name
-    order = ["gridX", "stream", "function", "launch_cooperative_grid", "launch_pdl"]
-    if newer:
-        order += ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook"]
-    order += ["global_scratch", "profile_scratch", *newer * ("arg_annotations", "kernel_signature"), "args"]
-    (call,) = re.findall(r"self\.launch\((.*?)\)\n", inspect.getsource(driver.CudaLauncher.__call__), re.DOTALL)
-    names = [name.strip(" *").removeprefix("self.") for name in call.replace("\n", " ").split(",")]
-    names[-1] = names[-1].removeprefix("kernel_")  # 3.9 may add arguments, for a sanitizer
-    assert [name for name in names if name not in ("gridY", "gridZ")] == order
-    maps = kernel.metadata.tensordesc_meta
-    left_out = compat.left_out(kernel)
-    assert (left_out != set()) is newer and left_out < launch.arguments.keys()
-    passed = [part for name, part in launch.arguments.items() if name not in left_out]
-    parameters = re.findall(r"\.param ", kernel.asm["ptx"].partition(")")[0])
-    if newer:  # each tensor map with its shape and strides; Triton adds two pointers to scratch memory
-        assert len(parameters) - 2 == sum(1 + 2 * len(x.shape) if isinstance(x, TensorMap) else 1 for x in passed)
-    wrapped = driver.wrap_handle_tensordesc(launch, dict(enumerate(kernel.src.signature.values())), maps)
-    assert wrapped.__name__ == "inner" and inspect.getclosurevars(wrapped).nonlocals["launcher"] is launch
+def _launching() -> None:
+    """Launches here are what Triton's driver.c makes of them. Triton 3.6 has no such source of launches."""
+    driver = compat.launching.driver
+    assert driver.TMA_DTYPE_DEVICE_TO_HOST
+    if not hasattr(driver, "annotate_arguments"):
+        return
+    source = Path(driver.dirname, "driver.c").read_text()
+    assert "config.gridDimX = gridX * num_ctas;" in source and "config.blockDimX = 32 * num_warps;" in source
+    assert "swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, fill);" in source
+    assert "CU_TENSOR_MAP_INTERLEAVE_NONE" in source and ": CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;" in source
+    # Parameters: the kernel's own, then two pointers.
+    assert "int num_params = num_args + 2;" in source
+    given = re.findall(r"\(params\[params_idx\+\+\], (\w+)\)", source)
+    assert given == ["current_arg", "global_scratch_obj", "profile_scratch_obj"]
 
 
-def _tensor_maps() -> None:
-    _, kernel = compiled()
-    maps = kernel.metadata.tensordesc_meta
-    assert len(maps) >= 2
-    for meta in maps:
-        assert {"elem_type", "swizzle", "elem_size", "block_size"} <= meta.keys()
-        assert meta["elem_type"] in compat.launching.driver.TMA_DTYPE_DEVICE_TO_HOST
-    assert "self.fill_tma_descriptor" in inspect.getsource(sys.modules["triton.backends.nvidia.driver"])
+def hooks(*called: Callable[..., object]) -> Any:
+    """Several as Triton has them."""
+    chain = triton.knobs.HookChain()
+    for hook in called:
+        chain.add(hook)
+    return chain
+
+
+def _launch_hooks() -> None:
+    """Chains with hooks, and functions that are assigned in their places."""
+    seen: list[tuple[str, Any]] = []
+
+    def noting(name: str) -> Callable[[Any], None]:
+        return lambda about: seen.append((name, about.get()))
+
+    a, b, c = map(noting, "abc")
+    cases = (None, None, ""), (hooks(), hooks(), ""), (a, None, "a"), (None, b, "b"), (hooks(a, c), hooks(b), "acb")
+    for enter, leave, expected in cases:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(triton.knobs.runtime, "launch_enter_hook", enter)
+            patch.setattr(triton.knobs.runtime, "launch_exit_hook", leave)
+            found = compat.launch_hooks()
+        assert (found is None) == (expected == "")
+        if found is not None:
+            about = found.about("a_kernel", 5, 7)
+            found.enter(about)
+            found.leave(about)
+        assert seen == [(name, {"name": "a_kernel", "function": 5, "stream": 7}) for name in expected]
+        seen.clear()
+
+
+def _load_hook() -> None:
+    """Called as Triton calls it."""
+    source = inspect.getsource(triton.compiler.CompiledKernel._init_handles)
+    arguments = re.escape("(self.module, self.function, self.name, self.metadata_group, self.hash)")
+    assert re.findall(rf"kernel_load_(\w+)_hook{arguments}", source) == ["start", "end"]
+    seen: list[tuple[Any, ...]] = []
+    note = lambda *given: seen.append(given)  # noqa: E731
+    for hook, times in ((None, 0), (hooks(), 0), (note, 1), (hooks(note, lambda *given: note(*given)), 2)):
+        for when, handles in (("start", (None, None)), ("end", (1, 2))):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(triton.knobs.runtime, f"kernel_load_{when}_hook", hook)
+                compat.load_hook(when, *handles, "a_kernel", "a hash")
+            assert seen == times * [(*handles, "a_kernel", {}, "a hash")]
+            seen.clear()
+
+
+def _compiles_anew() -> None:
+    """By what a user says of compiling; not of what Triton prints or caches."""
+    runtime, compilation = triton.knobs.runtime, triton.knobs.compilation
+    names = ("always_compile", "override", "dump_ir", "enable_asan"), ("debug",)
+    assert not compat.compiles_anew()
+    for knobs, settings in zip((compilation, runtime), names, strict=True):
+        for name in settings:
+            if hasattr(knobs, name):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(knobs, name, True)
+                    assert compat.compiles_anew(), name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compilation, "instrumentation_mode", "gsan", raising=False)
+        assert compat.compiles_anew()
+    assert not compat.compiles_anew()
 
 
 def _extension() -> None:
     """Where headers are, and what is read at every call."""
-    newer = hasattr(compat.launching.driver, "annotate_arguments")
-    assert (compat.native_refused() is None) is newer
+    assert compat.native_refused() is None
     compiling, _ = compat.native_commands(["c++"], "made.so")
     folders = [Path(x.removeprefix("-I")) for x in compiling[0] if x.startswith("-I")]
     for header in ("torch/csrc/autograd/python_variable.h", "ATen/core/Tensor.h", "cuda.h", "Python.h"):
@@ -392,39 +430,27 @@ def _extension() -> None:
     with pytest.raises(ImportError):
         compat.import_native(os.devnull)
     assert isinstance(torch._C._get_fp32_precision_getter("cuda", "matmul"), str)
-    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    assert not newer or all(isinstance(hook.calls, list) for hook in hooks)
-
-
-def _driver_launch() -> None:
-    """What Triton's launcher, in C, does with its arguments."""
-    _, kernel = compiled()
-    kernel = SimpleNamespace(
-        packed_metadata=kernel.packed_metadata,
-        function=1,
-        run=SimpleNamespace(launch_cooperative_grid=False, launch_pdl=True),
-    )
-    assert compat.driver_launch(kernel, (8, 1, 1))[:3] == (1, (8, 1, 1), 32 * kernel.packed_metadata[0])
-    assert compat.driver_launch(kernel, (8, 1, 1), 2)[1:] == (
-        *((8, 1, 1), 32 * kernel.packed_metadata[0], kernel.packed_metadata[2]),
-        *(2, False, True),
-    )
-    if compat.native_refused() is None:
-        source = Path(compat.launching.driver.dirname, "driver.c").read_text()
-        assert re.search(r"CUtensorMap tensorMap;\s*} PyCUtensorMapObject;", source)
-        assert "config.gridDimX = gridX * num_ctas;" in source and '"build_signature_metadata"' in source
+    of_launches = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    assert all(isinstance(hook.calls, list) for hook in of_launches)
 
 
 def _machine_code() -> None:
     """All that a launch needs, of a GPU that is not here."""
-    _, kernel = compiled()
-    found = compat.machine_code(kernel)
-    assert (found.symbol, found.warps, found.ctas, found.shared) == (kernel.metadata.name, *kernel.packed_metadata[:3])
+    launch, kernel = compiled()
+    found, of = compat.machine_code(kernel), kernel.metadata
+    assert (found.symbol, found.warps, found.ctas, found.shared) == (of.name, of.num_warps, of.num_ctas, of.shared)
+    assert kernel.packed_metadata[:3] == (of.num_warps, of.num_ctas, of.shared)
     assert found.code == kernel.asm["cubin"] and found.code[:4] == b"\x7fELF" and not found.cooperative
     assert len(found.types) == len(kernel.src.fn.arg_names) and found.types.count("tensordesc") == len(found.boxes) >= 3
     assert {"*bf16", "i32", "fp32", "constexpr"} <= set(found.types)
-    swizzle, size, _, sides = found.boxes[0]
-    assert (swizzle, size, len(sides)) == (3, 2, 3), "128 bytes of 16 bits"
+    assert {(*box[:3], len(box[3])) for box in found.boxes} == {(3, 2, 9, 3)}, "128 bytes of 16 bits, of bf16"
+    numbers = compat.launching.driver.TMA_DTYPE_DEVICE_TO_HOST
+    elements = [numbers[x["elem_type"]] for x in of.tensordesc_meta]
+    assert [box[2] for box in found.boxes] == elements and set(elements) <= set(range(11)), "as in CUDA's header"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hardware_driver, "tensor_map", lambda *_: bytes(128))
+        parameters = parameters_of(found, launch, dict.fromkeys(("a", "b", "c", "workspace", "counters"), 0))
+    assert parameters.sizes == sizes_in(kernel.asm["ptx"])
 
 
 def _without_lines() -> None:
@@ -641,7 +667,6 @@ def _set_triton_hash() -> None:
 def _build_launcher() -> None:
     version = tuple(map(int, triton.__version__.split(".")[:2]))
     assert compat.LAUNCHER_NAMES_DRIVER is (version >= (3, 8))
-    assert compat.LAUNCHERS_OF_KERNELS is (version < (3, 7))
     if compat.c_compiler() is None:
         return
     with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
@@ -677,7 +702,7 @@ TESTED_NAMES = {
     "_autotuner": "Autotuner",
     "_clusters": "CLUSTERS",
     "_tested": "TESTED",
-    "_build_launcher": "build_launcher c_compiler LAUNCHERS_OF_KERNELS LAUNCHER_NAMES_DRIVER",
+    "_build_launcher": "build_launcher c_compiler LAUNCHER_NAMES_DRIVER",
     "_caches": "cache_folder caching_in",
     "_elsewhere": "compilations compiling_for Compiling compiling forget_compiled",
     "_capture": "JITFunction compile_kernel",
@@ -688,8 +713,7 @@ TESTED_NAMES = {
     "_backward": "context_of_backward backward_here",
     "_hash_triton": "hash_triton hash_triton_in_background",
     "_products": "int_mm scaled_mm",
-    "_launcher": "launcher left_out loading",
-    "_driver_launch": "driver_launch bytes_of takes",
+    "_launching": "loading",
     "_machine_code": "MachineCode machine_code",
     "_extension": "cxx_compiler import_native native_commands native_key native_refused set_up_native",
 }
@@ -697,7 +721,7 @@ CHECKS = {name: check for name, check in globals().items() if name[0] == "_" and
 USES = {use for name in CHECKS for use in TESTED_NAMES.get(name, name[1:]).split()}
 # Public names of Gluon that 3.9 changed, and device functions: every kernel's tests use them.
 PUBLIC = {
-    *("INTERPRETED", "TENSOR_MAP", "TFLOAT32", "async_load", "reinterpret", "tma_load", "tma_store"),
+    *("INTERPRETED", "async_load", "reinterpret", "tma_load", "tma_store"),
     *(
         *("dot_operand", "multiplies_block_scaled", "multiply_add", "number", "power_of_two", "prefetch"),
         *("reciprocal", "round_tf32", "round_to"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from triton_gemm.hardware import driver
+from triton_gemm.runtime.step import StepOfEntry
 
 
 class FakeDriver:
@@ -35,6 +37,10 @@ class FakeDriver:
 
     def cuCtxSetCurrent(self, context: ctypes.c_void_p) -> int:  # noqa: N802
         self.current = context.value
+        return 0
+
+    def cuGetErrorString(self, error: int, text: object) -> int:  # noqa: N802
+        text._obj.value = f"words of {error}".encode()  # type: ignore[attr-defined]
         return 0
 
     def cuDriverGetVersion(self, version: object) -> int:  # noqa: N802
@@ -73,13 +79,161 @@ def test_the_drivers_errors_are_raised(fresh: None, monkeypatch: pytest.MonkeyPa
     fake = FakeDriver(None)
     fake.error = 3
     monkeypatch.setattr(driver, "_library", lambda: fake)
-    with pytest.raises(RuntimeError, match="cuCtxGetCurrent failed with CUDA error 3"):
+    with pytest.raises(RuntimeError, match="cuCtxGetCurrent failed with CUDA error 3: words of 3"):
         driver.ensure_context(0)
 
 
 def test_the_drivers_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_library", lambda: FakeDriver(None))
     assert driver.driver_version() == (12, 9)
+
+
+class Loading:
+    """As much of libcuda as loads and launches kernels. refuses: the function that fails, with error 222."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.refuses = refuses
+        self.calls: list[tuple[Any, ...]] = []
+        self.parameters = [(0, 128), (128, 4), (136, 8)]  # of a kernel: where each begins, and its bytes
+
+    def __getattr__(self, name: str) -> Any:
+        def called(*given: Any) -> int:
+            plain = [x.value if isinstance(x, (ctypes.c_int, ctypes.c_void_p)) else x for x in given]
+            self.calls.append((name, *plain))
+            answer = getattr(type(self), f"_{name}", lambda *_: 0)
+            return 222 if name == self.refuses else answer(self, *given)
+
+        return called
+
+    def _cuModuleLoadData(self, module: Any, _: bytes) -> int:  # noqa: N802
+        module._obj.value = 11
+        return 0
+
+    def _cuModuleGetFunction(self, function: Any, *_: object) -> int:  # noqa: N802
+        function._obj.value = 12
+        return 0
+
+    def _cuGetErrorString(self, error: int, text: Any) -> int:  # noqa: N802
+        text._obj.value = None if error == 99 else b"no kernel image"
+        return 0
+
+    def _cuTensorMapEncodeTiled(self, at: ctypes.c_void_p, *_: object) -> int:  # noqa: N802
+        assert at.value is not None and at.value % 64 == 0
+        ctypes.memmove(at.value, bytes(range(128)), 128)
+        return 0
+
+    def _cuFuncGetParamInfo(self, _: object, i: ctypes.c_size_t, offset: Any, size: Any) -> int:  # noqa: N802
+        if i.value >= len(self.parameters):
+            return 1
+        offset._obj.value, size._obj.value = self.parameters[i.value]
+        return 0
+
+    def _cuLaunchKernelEx(self, config: Any, *_: object) -> int:  # noqa: N802
+        return 700 if config._obj.grid_x == 7 else 0
+
+
+@pytest.mark.parametrize("shared", [0, 48 * 1024, 48 * 1024 + 1, 227 * 1024])
+def test_a_kernel_is_loaded_with_the_shared_memory_that_it_wants(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than 48 KB must be asked for."""
+    fake = Loading()
+    monkeypatch.setattr(driver, "_library", lambda: fake)
+    assert driver.load(b"a cubin", "a_kernel", shared) == (11, 12)
+    (load, _, code), (get, _, module, symbol), *others = fake.calls
+    assert (load, code) == ("cuModuleLoadData", b"a cubin")
+    assert (get, module, symbol) == ("cuModuleGetFunction", 11, b"a_kernel")
+    asked = [("cuFuncSetCacheConfig", 12, 1), ("cuFuncSetAttribute", 12, 8, shared)]
+    assert others == (asked if shared > 49152 else [])
+
+
+@pytest.mark.parametrize("refuses", ["cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute"])
+def test_a_kernel_that_the_driver_refuses(refuses: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_library", lambda: Loading(refuses))
+    with pytest.raises(RuntimeError, match=f"{refuses} failed with CUDA error 222: no kernel image"):
+        driver.load(b"a cubin", "a_kernel", 1 << 17)
+    assert driver.error_text(99) == "unknown error"
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "box"),
+    [((3, 100, 40), (4000, 40, 1), (1, 64, 32)), ((1 << 33, 8), (1 << 35, 1), (256, 8)), ((40,), (1,), (8,))],
+    ids=["a batch", "large", "one dimension"],
+)
+def test_a_tensor_map_is_encoded_from_the_last_dimension_on(
+    shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pitches in bytes, but for the last dimension's."""
+    fake = Loading()
+    monkeypatch.setattr(driver, "_library", lambda: fake)
+    assert driver.tensor_map(4096, 9, 2, shape, strides, box, 3) == bytes(range(128))
+    [(name, _, element, rank, address, sizes, pitches, sides, steps, *how)] = fake.calls
+    assert (name, element, rank, address) == ("cuTensorMapEncodeTiled", 9, len(shape), 4096)
+    assert tuple(sizes) == shape[::-1] and tuple(sides) == box[::-1] and tuple(steps) == (1,) * rank
+    assert tuple(pitches)[: rank - 1] == tuple(2 * x for x in strides[-2::-1])
+    kinds = [type(x)._type_ for x in (sizes, pitches, sides, steps)]
+    assert kinds == [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32]
+    assert how == [0, 3, 2, 0]  # the third: swizzle; 128 bytes of L2; zeros outside
+    fake.refuses = "cuTensorMapEncodeTiled"
+    with pytest.raises(RuntimeError, match="cuTensorMapEncodeTiled failed with CUDA error 222"):
+        driver.tensor_map(4096, 9, 2, shape, strides, box, 3)
+
+
+def test_a_tensor_map_s_address_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fake, error in ((Loading(), 0), (Loading("cuTensorMapReplaceAddress"), 222)):
+        monkeypatch.setattr(driver, "_library", lambda fake=fake: fake)
+        assert driver.replace_address(128, 4096) == error
+        assert fake.calls == [("cuTensorMapReplaceAddress", 128, 4096)]
+
+
+def test_parameters_have_the_bytes_that_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake: Any = Loading()
+    monkeypatch.setattr(driver, "_library", lambda: fake)
+    assert driver.parameter_sizes(12) == [128, 4, 8]
+    assert [call[:2] for call in fake.calls] == 4 * [("cuFuncGetParamInfo", 12)]
+    fake = SimpleNamespace()  # a driver before CUDA 12.4
+    assert driver.parameter_sizes(12) is None
+
+
+def entry(**changes: Any) -> StepOfEntry:
+    plain = StepOfEntry(12, (8, 4, 2), 128, 50_000, 1, False, False, b"", (), (), (), (), ())
+    return plain._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "attributes"),
+    [
+        ({}, []),
+        ({"pdl": True}, [(6, (1, 0, 0))]),
+        ({"cooperative": True}, [(2, (1, 0, 0))]),
+        ({"cluster": 4}, [(4, (4, 1, 1)), (5, (1, 0, 0))]),
+        (
+            {"pdl": True, "cooperative": True, "cluster": 2},
+            [(6, (1, 0, 0)), (2, (1, 0, 0)), (4, (2, 1, 1)), (5, (1, 0, 0))],
+        ),
+    ],
+    ids=["plain", "programmatic", "cooperative", "clusters", "all"],
+)
+def test_how_a_step_is_launched(changes: dict[str, Any], attributes: list[Any]) -> None:
+    """As the structures of CUDA's headers have it: 56 bytes, and 72 for each attribute."""
+    found = driver.launch_config(entry(**changes))
+    raw = ctypes.string_at(ctypes.addressof(found), 56)
+    *sizes, stream, at, count = struct.unpack("7I4xQQI4x", raw)
+    assert sizes == [8, 4, 2, 128, 1, 1, 50_000] and stream == 0 and ctypes.sizeof(found) == 56
+    given = [struct.unpack("i4x3I", ctypes.string_at(at + 72 * i, 20)) for i in range(count)]
+    assert [(number, tuple(value)) for number, *value in given] == attributes
+
+
+def test_a_launch_returns_the_driver_s_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an empty grid, which the driver refuses, nothing is launched."""
+    fake = Loading()
+    monkeypatch.setattr(driver, "_library", lambda: fake)
+    for grid in ((0, 4, 2), (8, 0, 2), (8, 4, 0)):
+        assert driver.launch(driver.launch_config(entry(grid=grid)), ctypes.c_void_p(12), None) == 0
+    assert fake.calls == []
+    for grid, error in (((8, 4, 2), 0), ((7, 1, 1), 700)):
+        config, parameters = driver.launch_config(entry(grid=grid)), (ctypes.c_void_p * 1)(5)
+        assert driver.launch(config, ctypes.c_void_p(12), parameters) == error
+        name, shown, function, given, extra = fake.calls.pop()
+        assert (name, function, given, extra) == ("cuLaunchKernelEx", 12, parameters, None) and shown._obj is config
 
 
 def test_the_version_of_cublas_is_of_the_library_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

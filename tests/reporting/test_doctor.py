@@ -145,7 +145,6 @@ def test_no_c_compiler(here: bool, status: str, tmp_path: Path, monkeypatch: pyt
     built = tmp_path / "cache" / "KEY" / "cuda_utils.so"
     built.parent.mkdir(parents=True)
     built.touch()
-    monkeypatch.setattr(doctor, "LAUNCHERS_OF_KERNELS", False)
     assert "a launcher is in Triton's cache" in the_one("compiler", "no C compiler").says
     monkeypatch.setattr(doctor, "c_compiler", lambda: "/absent/cc")
     assert "/absent/cc: No such file" in look("compiler")[0].says

@@ -19,7 +19,7 @@ from tests.support.threads import at_once
 from triton_gemm.compat import compiling_for
 from triton_gemm.kernels import launch
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import background, plan
+from triton_gemm.runtime import background, plan, step
 from triton_gemm.runtime.worker import LostError
 from triton_gemm.selection.select import select
 
@@ -271,7 +271,7 @@ def test_whoever_must_not_wait_waits_for_no_thread(gpu: Gpu, monkeypatch: pytest
         assert done.wait(10)
         return gpu.compile(*arguments)
 
-    monkeypatch.setattr(plan, "compiled", compile_slowly)
+    monkeypatch.setattr(step, "compiled", compile_slowly)
     thread = threading.Thread(target=call, args=(made,))
     thread.start()
     assert compiling.wait(10)
@@ -302,8 +302,8 @@ def test_a_takeover_that_fails_is_tried_again(gpu: Gpu, monkeypatch: pytest.Monk
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(plan, "compiled", fail)
-        patch.setattr(plan, "compiled_before", lambda *_: None)
+        patch.setattr(step, "compiled", fail)
+        patch.setattr(step, "compiled_before", lambda *_: None)
         with pytest.raises(RuntimeError, match="out of memory"):
             call(second)
     call(second)
@@ -318,7 +318,7 @@ def test_the_binary_is_that_of_the_operands_of_the_call(gpu: Gpu, monkeypatch: p
         seen.append(operands["bias"].data_ptr() % 16 == 0)
         return gpu.load(launch, operands, scalars)
 
-    monkeypatch.setattr(plan, "compiled_before", load)
+    monkeypatch.setattr(step, "compiled_before", load)
     a, b, c = operands(ROWS[0])
     problem = GemmProblem.of(a, b, c, bias="n")
     for bias in (torch.empty(N, dtype=torch.bfloat16), torch.empty(N + 1, dtype=torch.bfloat16)[1:]):
@@ -361,8 +361,8 @@ def test_workers_compile_what_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(background, "_compilers", {})
     monkeypatch.setattr(background, "_compiler", made)
     monkeypatch.setattr(background, "WORKERS", 1)
-    monkeypatch.setattr(plan, "compiled", launch.compiled)
-    monkeypatch.setattr(plan, "compiled_before", launch.compiled_before)
+    monkeypatch.setattr(step, "compiled", launch.compiled)
+    monkeypatch.setattr(step, "compiled_before", launch.compiled_before)
     first, second, *_ = map(planned, ROWS)
     first.steps[0].launch.kernel.device_caches.pop("sm_90", None)
     try:

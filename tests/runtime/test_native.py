@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -24,10 +25,15 @@ import triton
 
 from tests.support import fake_driver
 from tests.support.product_checks import fp32_precision
+from triton_gemm import compat
 from triton_gemm.functional import fast_path
+from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.kernels.launch import TensorMap
 from triton_gemm.problem import PRODUCT, SUM, Request
 from triton_gemm.runtime import native, plan, policies, workspace
+from triton_gemm.runtime import step as steps
+from triton_gemm.runtime.binaries import launches_on
+from triton_gemm.runtime.step import parameters_of
 from triton_gemm.selection import generation
 from triton_gemm.selection.select import select
 
@@ -78,7 +84,6 @@ class Call:
         self.fast.keep(key, fast_path.known(found, made, (self.a, self.a), (self.b, self.b), copies=self.copies))
         self.driver.by_python.clear()
         self.take()
-        self.driver.sizes = [[len(x) for x in fake_driver.packed(*one)] for one in self.driver.by_python]
         return found
 
     def by_python(self, **others: Any) -> tuple[torch.Tensor, list[tuple[bytes, ...]]]:
@@ -88,7 +93,7 @@ class Call:
         c = self.take(**others)
         self.fast.table = table
         assert c is not None
-        return c, [fake_driver.packed(*one) for one in self.driver.by_python]
+        return c, [x.parameters for x in self.driver.by_python]
 
     def by_cpp(self, **others: Any) -> torch.Tensor | None:
         """The result of a call that C++ makes; None where it leaves it to Python."""
@@ -124,13 +129,16 @@ def call(driver: fake_driver.Driver) -> Call:
     return call
 
 
-def comparable(found: plan.GemmPlan, launches: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
+def comparable(
+    driver: fake_driver.Driver, found: plan.GemmPlan, launches: Sequence[Sequence[bytes]]
+) -> list[list[bytes]]:
     """Parameters without the addresses of memory that each call makes for itself."""
     made = {x.name for step in found.steps for x in step.launch.temporaries}
     shown: list[list[bytes]] = []
     for step, parameters in zip(found.steps, launches, strict=True):
         remaining, shown = iter(parameters), [*shown, []]
-        for part, kind in zip(step.launch.arguments.values(), step.kernel.src.signature.values(), strict=True):
+        kernel = driver.kernels[step.entry.function]
+        for part, kind in zip(step.launch.arguments.values(), kernel.src.signature.values(), strict=True):
             if isinstance(part, TensorMap):
                 several = list(islice(remaining, 1 + 2 * len(part.shape)))
             else:
@@ -150,11 +158,13 @@ def test_the_driver_is_shown_what_triton_shows_it(driver: fake_driver.Driver, na
     assert name.split()[0] == found.selection.kernel
     _, expected = call.by_python(request=Request(0.3, 1))
     assert call.by_cpp(request=Request(0.3, 1)) is call.out
-    assert comparable(found, [x.parameters for x in driver.seen]) == comparable(found, expected)
-    for step, seen in zip(found.steps, driver.seen, strict=True):
-        assert (seen.grid, seen.block, seen.shared, seen.attributes) == fake_driver.launched(
-            step.kernel, step.launch.grid, step.launch.cluster
-        )
+    assert comparable(driver, found, [x.parameters for x in driver.seen]) == comparable(driver, found, expected)
+    for step, *seen in zip(found.steps, driver.seen, driver.by_python or driver.seen, strict=True):
+        kernel = driver.kernels[step.entry.function]  # type: ignore[union-attr]
+        expected = fake_driver.launched(kernel, step.launch.grid, step.launch.cluster)
+        assert [(x.grid, x.block, x.shared, x.attributes) for x in seen] == 2 * [expected]
+        parameters = parameters_of(compat.machine_code(kernel), step.launch, step.places)
+        assert list(parameters.types) == [*fake_driver.types_of(kernel), "*i8", "*i8"]
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -185,30 +195,38 @@ def test_what_is_added_is_copied_first(
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"launch_pdl": False}, id="not programmatic"),
-        pytest.param({"launch_pdl": True}, id="programmatic"),
-        pytest.param({"launch_cooperative_grid": True}, id="cooperative"),
-        pytest.param({"packed_metadata": (4, 2, 1000)}, id="two CTAs a program"),
+        pytest.param({"pdl": False}, id="not programmatic"),
+        pytest.param({"pdl": True}, id="programmatic"),
+        pytest.param({"cooperative": True}, id="cooperative"),
+        pytest.param({"ctas": 2, "shared": 1000}, id="two CTAs a program"),
         pytest.param({"cluster": 2}, id="clusters of two programs"),
     ],
 )
-def test_attributes_are_those_of_triton(driver: fake_driver.Driver, changes: dict[str, Any]) -> None:
+def test_attributes_are_those_of_triton(
+    driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    cluster = changes.get("cluster", 1)
+    compiled = steps.compiled
+
+    def changed(launch: Any, operands: Any, scalars: Any) -> Any:
+        made = copy(compiled(launch, operands, scalars))
+        warps, ctas, shared = made.packed_metadata
+        made.packed_metadata = warps, changes.get("ctas", ctas), changes.get("shared", shared)
+        about = {"launch_pdl": changes.get("pdl"), "launch_cooperative_grid": changes.get("cooperative")}
+        made.metadata = made.metadata._replace(**{name: x for name, x in about.items() if x is not None})
+        driver.compiled[made.asm["cubin"]] = made
+        return made
+
+    monkeypatch.setattr(steps, "compiled", changed)
+    monkeypatch.setattr(plan, "launches_on", lambda *x: [replace(one, cluster=cluster) for one in launches_on(*x)])
     call = Call(driver, *SMALL)
-    found = call.plan()
-    call.fast.table = None
-    [step] = found.steps
-    for name, value in changes.items():
-        if name == "cluster":
-            step.launch = replace(step.launch, cluster=value)
-        else:
-            setattr(step.kernel if name == "packed_metadata" else step.kernel.run, name, value)
-    for known in call.fast.calls.values():
-        known.offered = False
-    call.take()
+    [made] = call.plan().steps
     assert call.by_cpp() is not None
-    [seen] = driver.seen
-    expected = fake_driver.launched(step.kernel, step.launch.grid, step.launch.cluster)
-    assert (seen.grid, seen.block, seen.shared, seen.attributes) == expected
+    call.by_python()
+    expected = fake_driver.launched(driver.kernels[made.entry.function], made.launch.grid, cluster)
+    for seen in (*driver.seen, *driver.by_python):
+        assert (seen.grid, seen.block, seen.shared, seen.attributes) == expected
+    assert driver.seen and driver.by_python
 
 
 # --- Results and operands ---
@@ -543,20 +561,16 @@ def test_threads_share_a_table(call: Call) -> None:
                 call.fast.table.forget()
         return seed
 
-    call.driver.sizes = [[]]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(calls, range(8))) == list(range(8))
 
 
-def test_what_is_not_as_triton_has_it_stays_python_s(
+def test_machine_code_with_other_parameters_is_refused(
     driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, answer in (("takes", False), ("parameter_sizes", [8, 8])):
-        with monkeypatch.context() as patch:
-            patch.setattr(native, name, lambda *_, answer=answer: answer)
-            call = Call(driver, *SMALL)
-            call.plan()
-            assert call.by_cpp() is None and call.take() is not None
+    monkeypatch.setattr(hardware_driver, "parameter_sizes", lambda _: [8, 8])
+    with pytest.raises(ValueError, match=r"the kernel's parameters have \[8, 8\] bytes, not \["):
+        Call(driver, *SMALL).plan()
 
 
 def test_a_change_meanwhile_keeps_nothing(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:

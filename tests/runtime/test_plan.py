@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,16 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from tests.support import plan_fakes
+from tests.support import fake_driver, plan_fakes
 from tests.support.product_checks import fp32_precision
 from tests.support.threads import at_once
 from tests.support.tiers import one
-from triton_gemm import compat
 from triton_gemm.functional import api, fast_path, grouped, matrices, ops, scaled
 from triton_gemm.hardware.device import INTERPRETER
-from triton_gemm.kernels.launch import Pointer, Scalar, TensorMap
+from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
-from triton_gemm.runtime import native_build, plan, policies
+from triton_gemm.runtime import native_build, plan, policies, step
 from triton_gemm.selection import generation
 from triton_gemm.selection.select import select
 
@@ -268,58 +266,8 @@ class FakeStep:
     def compile(self, operands: Any) -> None:
         pass
 
-    def fill(self, values: Sequence[Any]) -> Sequence[Any]:
-        return values
-
     def call(self, stream: int, values: Sequence[Any]) -> None:
         self.calls.append((*values[2:], *values[:2]))
-
-
-A_MAP = TensorMap("a", HALF, (64, 32), (32, 1), (64, 32))
-
-
-def test_a_step_keeps_few_tensor_maps_and_fills_in_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that comes again has the map that it had; a thread that encodes one has a context then. What the
-    compiler knew is not passed."""
-    contexts: list[int] = []
-    encoded: list[int] = []
-    monkeypatch.setattr(plan, "MAX_TENSOR_MAPS", 8)
-    monkeypatch.setattr(plan, "_maps", {})
-    monkeypatch.setattr(plan, "ensure_context", contexts.append)
-    arguments = {"a": A_MAP, "TILE": 64, "c": Pointer("c"), "alpha": Scalar("alpha"), "K": 32}
-    step = plan.Step(SimpleNamespace(arguments=arguments), ("alpha", "beta", "a", "c"), 3)  # type: ignore[arg-type]
-    encoder = lambda address, **_: encoded.append(address) or f"map of {address}"  # noqa: E731
-    step._prepare([encoder], {"TILE"})
-    for address in [*range(30), 29, 28, 0]:
-        filled = step.fill([0.5, 0.0, address, 100 + address])
-        assert filled == [f"map of {address}", 64, 32, 32, 1, 100 + address, 0.5, 32]
-        assert len(plan._maps) <= plan.MAX_TENSOR_MAPS
-    assert encoded == [*range(30), 0] and contexts == [3] * 31
-
-
-def test_threads_share_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each fills in its own addresses, whenever another takes over."""
-    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
-    arguments = {"a": A_MAP, "b": Pointer("b"), "alpha": Scalar("alpha"), "c": Pointer("c")}
-    step = plan.Step(SimpleNamespace(arguments=arguments), ("alpha", "beta", "a", "b", "c"))  # type: ignore[arg-type]
-    step._prepare([lambda address, **_: -address])
-    wrong: list[Any] = []
-
-    def fill(i: int) -> None:
-        given = step.fill([float(i), 0.0, i, i + 1, i + 2])
-        if given != [-i, 64, 32, 32, 1, i + 1, float(i), i + 2]:
-            wrong.append((i, given))
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            for thread in range(8):
-                addresses = range(1000 * thread, 1000 * thread + 1000)
-                pool.submit(lambda ids: [fill(i) for i in ids], addresses)
-    finally:
-        sys.setswitchinterval(interval)
-    assert wrong == []
 
 
 def hand_over(frame: FrameType, event: str, _: object) -> Any:
@@ -332,7 +280,7 @@ def hand_over(frame: FrameType, event: str, _: object) -> Any:
 
 
 @pytest.mark.few(shows=one)
-@pytest.mark.parametrize("what", ["plans", "maps", "fast"])
+@pytest.mark.parametrize("what", ["plans", "keys", "fast"])
 def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each drops the oldest entry while others do so."""
     monkeypatch.setattr(plan, "current_device", lambda: 0)
@@ -345,15 +293,15 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, c)
     made.steps = [FakeStep()]  # type: ignore[list-item]
-    maps: dict[Any, Any] = {}
+    kept: dict[Any, Any] = {}
 
     def fill(thread: int) -> None:
         for i in range(100):
             if what == "plans":
                 plan_of(1 + 100 * thread + i)
-            elif what == "maps":
-                plan.keep(maps, 100 * thread + i, None, 8)
-                assert len(maps) < 8 + 4
+            elif what == "keys":
+                plan.keep(kept, 100 * thread + i, None, 8)
+                assert len(kept) < 8 + 4
             else:
                 x = half(1 + 100 * thread + i, 32)
                 plan.PLANS[key_of(x, b, half(x.shape[0], 48))] = made
@@ -380,36 +328,41 @@ def test_threads_with_the_same_new_problem_share_one_plan(few: None, monkeypatch
     at_once(*16 * [lambda: found.append(plan_of(5))])
     assert len(made) == 1 and found == 16 * made
 
-    step, compiled = step_without_a_gpu(monkeypatch), []
+    one_of_them, compiled = step_without_a_gpu(monkeypatch), []
 
     def compile_slowly(*_: object) -> None:
         time.sleep(0.05)
         compiled.append(threading.get_ident())
 
-    monkeypatch.setattr(plan, "compiled", compile_slowly)
-    at_once(*16 * [lambda: step.compile({})])
-    assert len(compiled) == 1 and step.call is not None
+    monkeypatch.setattr(step, "compiled", compile_slowly)
+    at_once(*16 * [lambda: one_of_them.compile({})])
+    assert len(compiled) == 1 and one_of_them.call is not None
 
 
-def step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> plan.Step:
+def step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> step.Step:
     """Of a launch without arguments."""
-    monkeypatch.setattr(plan, "tensor_maps", lambda _: [])
-    monkeypatch.setattr(plan, "left_out", lambda _: ())
-    monkeypatch.setattr(plan, "launcher", lambda *_: lambda *_: None)
-    return plan.Step(SimpleNamespace(arguments={}, grid=(1, 1, 1), cluster=1), ())  # type: ignore[arg-type]
+    fake_driver.take_driver(monkeypatch)
+    launch = Launch(None, (1, 1, 1), {}, {})
+    monkeypatch.setattr(step, "machine_code", lambda _: fake_driver.made_up(launch))
+    return step.Step(launch, ())
 
 
 def test_a_failed_compilation_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves no lock that the next thread would wait for."""
-    step = step_without_a_gpu(monkeypatch)
+    made = step_without_a_gpu(monkeypatch)
 
     def fail(*_: object) -> None:
         raise RuntimeError("PassManager::run failed")
 
-    monkeypatch.setattr(plan, "compiled", fail)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="PassManager"):
-            step.compile({})
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "compiled", fail)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="PassManager"):
+                made.compile({})
+    assert made.call is None
+    monkeypatch.setattr(step, "compiled", lambda *_: None)
+    at_once(lambda: made.compile({}))
+    assert made.call is not None
 
 
 # --- The memory that operands span ---
@@ -444,33 +397,6 @@ def test_neighbours_do_not_overlap() -> None:
     first, middle, last = (buffer[i : i + 6].view(2, 3) for i in (0, 6, 12))
     made = plan_without_a_gpu(first, last.T, middle[:, :2])
     assert not made.overlap(first, last.T, middle[:, :2])
-
-
-def encoder(patch: pytest.MonkeyPatch, itemsize: int, name: str = "fill_tma_descriptor_tiled") -> tuple[Any, Any]:
-    """(encode, metadata) of a tensor map of an uncompiled kernel. `encode` returns what the driver would get."""
-    utils = SimpleNamespace(**{name: lambda *arguments: arguments})
-    patch.setattr(compat.launching.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
-    meta = {"elem_type": 7, "swizzle": 3, "elem_size": itemsize, "block_size": [1, 64, 32]}
-    (encode,) = compat.tensor_maps(SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=[meta])))
-    return encode, meta
-
-
-@pytest.mark.parametrize("name", ["fill_tma_descriptor_tiled", "fill_tma_descriptor"])
-def test_a_tensor_map_rounds_to_tf32_where_it_is_to(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By CUDA's element type 11, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, in the place of fp32's; Tritons have two names."""
-    encode, _ = encoder(monkeypatch, 4, name)
-    for to_tf32, element in ((False, 7), (True, 11)):
-        found = encode(4096, (1, 100, 40), (4000, 40, 1), to_tf32)
-        assert found == (4096, 3, 4, element, [1, 64, 32], (1, 100, 40), (4000, 40, 1), 0)
-
-
-def test_a_tensor_map_s_copies_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer than the kernel's box, where CTAs share it, or more, where tiles are several of its boxes."""
-    encode, meta = encoder(monkeypatch, 2)
-    for rows, copied in ((None, 64), (16, 16), (168, 168)):
-        found = encode(4096, (1, 100, 40), (4000, 40, 1), False, rows)
-        assert found == (4096, 3, 2, 7, [1, copied, 32], (1, 100, 40), (4000, 40, 1), 0)
-    assert meta["block_size"] == [1, 64, 32], "a kernel's own box has changed"
 
 
 def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from triton_gemm.hardware.device import INTERPRETER, device_of_capability
-from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
+from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import PRODUCT, GemmProblem, Request
-from triton_gemm.runtime import binaries, interpreted_plan, plan
+from triton_gemm.runtime import binaries, interpreted_plan, plan, step
 from triton_gemm.selection.select import launches, select
 
 HALF = torch.float16
@@ -25,11 +24,12 @@ def half(*shape: int) -> torch.Tensor:
 
 
 class FakeDriver:
-    """In the place of compiler and GPU: notes what is compiled, for operands of which dtypes, and what is launched."""
+    """In the place of compiler and GPU: notes what is compiled, for operands of which dtypes, and what is launched, on
+    which stream and values."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.compiled: list[tuple[Launch, dict[str, torch.Tensor], dict[str, float]]] = []
-        self.launched: list[tuple[Launch, int, tuple[Any, ...]]] = []
+        self.launched: list[tuple[Launch, int, dict[str, Any]]] = []
         self.contexts: list[int] = []
         self.device, self.asked = 0, 0
         self.memory = [torch.empty(4), torch.zeros(4, dtype=torch.int32)]
@@ -37,10 +37,10 @@ class FakeDriver:
         monkeypatch.setattr(plan, "current_device", lambda: self.device)
         monkeypatch.setattr(plan, "current_stream", lambda index: 70 + index)
         monkeypatch.setattr(plan, "ensure_context", self.contexts.append)
-        monkeypatch.setattr(plan, "compiled", self.compile)
-        monkeypatch.setattr(plan, "tensor_maps", lambda launch: [partial(self.encoded, i) for i in range(9)])
-        monkeypatch.setattr(plan, "left_out", lambda _: ())
-        monkeypatch.setattr(plan, "launcher", self.launcher)
+        monkeypatch.setattr(step.kits, "code_of", lambda *_: None)
+        monkeypatch.setattr(step, "compiled", self.compile)
+        monkeypatch.setattr(step, "machine_code", lambda launch: launch)
+        monkeypatch.setattr(step.Step, "_load", lambda made, launch: self.load(made, launch))
         monkeypatch.setattr(plan, "workspace", self.workspace)
         monkeypatch.setattr(torch.cuda, "device", self.on_device)
 
@@ -48,14 +48,10 @@ class FakeDriver:
         self.compiled.append((launch, dict(operands), dict(scalars)))
         return launch
 
-    def encoded(
-        self, place: int, address: int, shape: Any, strides: Any, to_tf32: bool, rows: int | None
-    ) -> tuple[object, ...]:
-        return (place, address, shape, strides, to_tf32, rows)
-
-    def launcher(self, kernel: Launch, grid: tuple[int, ...], cluster: int) -> Callable[..., None]:
-        assert (grid, cluster) == (kernel.grid, kernel.cluster)
-        return lambda stream, arguments: self.launched.append((kernel, stream, tuple(arguments)))
+    def load(self, made: step.Step, launch: Launch) -> None:
+        assert made.launch is launch
+        names = "alpha", "beta", *made.places
+        made.call = lambda stream, values: self.launched.append((launch, stream, dict(zip(names, values, strict=True))))
 
     def workspace(self, device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
         assert (device, stream) == (self.device, 70 + self.device)
@@ -69,22 +65,6 @@ class FakeDriver:
         self.device = before
 
 
-def arguments_of(launch: Launch, addresses: dict[str, int], scalars: dict[str, float]) -> tuple[object, ...]:
-    """What the driver is given for a launch: a tensor map is followed by its shape and its strides."""
-    given: list[object] = []
-    maps = 0
-    for part in launch.arguments.values():
-        if isinstance(part, TensorMap):
-            said = (part.shape, part.strides, part.to_tf32, part.rows)
-            given += [(maps, addresses[part.operand], *said), *part.shape, *part.strides]
-            maps += 1
-        elif isinstance(part, Pointer):
-            given.append(addresses[part.operand])
-        else:
-            given.append(scalars[part.name] if isinstance(part, Scalar) else part)
-    return tuple(given)
-
-
 LAUNCHED: dict[str, tuple[tuple[int, int, int], torch.dtype, Request]] = {
     "one launch": ((4096, 2048, 512), torch.bfloat16, PRODUCT),
     "one launch with a bias": ((4096, 2048, 512), torch.bfloat16, Request(bias="n")),
@@ -95,8 +75,7 @@ LAUNCHED: dict[str, tuple[tuple[int, int, int], torch.dtype, Request]] = {
 
 
 class Planned:
-    """One of LAUNCHED, planned for Hopper. bound: the addresses that each launch was bound to, by name; shared: dtypes
-    of the memory that its launches have in common."""
+    """One of LAUNCHED, planned for Hopper. shared: dtypes of the memory that its launches have in common."""
 
     def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver = FakeDriver(monkeypatch)
@@ -109,14 +88,6 @@ class Planned:
         self.expected = [launch.programmatic() for launch in launches(problem, selection)]
         shares = any(launch.counters for launch in self.expected)
         self.shared = {"workspace": torch.float32, "counters": torch.int32} if shares else {}
-        self.bound: list[dict[str, int]] = []
-        fill, names = plan.Step.fill, ("alpha", "beta", *self.plan.names)
-
-        def noted(step: plan.Step, values: Sequence[Any]) -> Any:
-            self.bound.append(dict(zip(names, values, strict=True)))
-            return fill(step, values)
-
-        monkeypatch.setattr(plan.Step, "fill", noted)
 
     def run(self, **others: torch.Tensor) -> dict[str, int]:
         """Calls it on its operands, or others in their places; returns their addresses."""
@@ -160,13 +131,15 @@ def test_a_plan_that_was_compiled_ahead_compiles_nothing_at_a_call(name: str, mo
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_a_plan_launches_on_what_it_is_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Planned(name, monkeypatch)
-    addresses, scalars = made.run(), {"alpha": 3.0, "beta": 0.5}
+    values = {"alpha": 3.0, "beta": 0.5, **made.run()}
     assert ("one launch" in name) == (len(made.expected) == 1 and not made.shared)
     assert made.plan.out_dtype == made.dtype
     assert made.driver.asked == (max(launch.workspace for launch in made.expected) if made.shared else 0)
-    assert [{operand: place[operand] for operand in addresses} for place in made.bound] == [addresses] * len(made.bound)
-    wanted = zip(made.expected, made.bound, strict=True)
-    assert made.driver.launched == [(launch, 70, arguments_of(launch, place, scalars)) for launch, place in wanted]
+    _, _, given = made.driver.launched[0]
+    assert made.driver.launched == [(launch, 70, given) for launch in made.expected]
+    temporaries = [x.name for launch in made.expected for x in launch.temporaries]
+    assert [*given] == [*values, *temporaries] and {name: given[name] for name in values} == values
+    assert len({given[name] for name in temporaries}.difference(values.values(), [0])) == len(temporaries)
 
 
 @pytest.mark.parametrize(
@@ -179,15 +152,14 @@ def test_a_plan_launches_on_what_it_is_given(name: str, monkeypatch: pytest.Monk
 def test_a_plan_s_next_call_launches_on_other_addresses(
     name: str, operand: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And on those of before where nothing has moved, without a context for a new tensor map."""
+    """And on those of before where nothing has moved."""
     made = Planned(name, monkeypatch)
     before = made.run()
     first, contexts = made.driver.launched.copy(), len(made.driver.contexts)
     assert made.run() == before and made.driver.launched == 2 * first and len(made.driver.contexts) == contexts
     after = made.run(**{operand: made.operands[operand].clone()})
     assert {name for name in after if after[name] != before[name]} == {operand}
-    assert {name: made.bound[-1][name] for name in after} == after
-    assert made.driver.launched[-1][2] != first[-1][2]
+    assert {name: made.driver.launched[-1][2][name] for name in after} == after
 
 
 def test_a_plan_launches_on_the_stream_of_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:

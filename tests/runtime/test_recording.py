@@ -34,7 +34,6 @@ def test_what_cpp_would_launch_counts(extension: Path, monkeypatch: pytest.Monke
     made.compile(a, b, c)
     fast.keep(key, fast_path.known(made, c, (a, a), (b, b)))
     call()
-    driver.sizes = [[len(x) for x in fake_driver.packed(*one)] for one in driver.by_python]
     call()
     launches = len(driver.seen)
     assert launches

@@ -6,19 +6,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import triton
 
 from tests.runtime.test_worker import stub
-from tests.support import table_fakes
+from tests.support import fake_driver, table_fakes
 from tests.support.fake_compiler import ROWS, Gpu, call, planned
 from tests.support.processes import printed
 from tests.support.table_fakes import found, problem_of, store
 from triton_gemm import inductor, tables
-from triton_gemm.compat import launching
-from triton_gemm.runtime import worker
+from triton_gemm.kernels.launch import Launch
+from triton_gemm.runtime import step, worker
 
 SECONDS = 60  # after which a script waits for ever
 
@@ -203,19 +203,20 @@ def test_a_worker_may_be_closed_while_it_starts(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_binary_may_be_loaded_while_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a hook of Triton's on that, or a handler of signals."""
-    monkeypatch.setattr(launching.triton.knobs.runtime, "launch_enter_hook", None)
-    run = SimpleNamespace(global_scratch_size=0, profile_scratch_size=0, launch=print, launch_cooperative_grid=False)
-    loaded: list[object] = []
+    """By a hook of Triton's on that, or a handler of signals: another, or the same."""
+    driver, codes = fake_driver.take_driver(monkeypatch), [b"another", b"one"]
+    launch = Launch(None, (1, 1, 1), {}, {})
 
-    def binary(hook: Callable[[], object]) -> Any:
-        handles = {"_init_handles": lambda: (hook(), loaded.append(hook))}
-        about = {"run": run, "function": 1, "packed_metadata": (4, 1, 0)}
-        return SimpleNamespace(**handles, **about)
+    def load(code: bytes) -> int:
+        return step.function_of(fake_driver.made_up(launch, code), 0)
 
-    run.launch_pdl, run.kernel_signature = False, b""
-    in_a_thread(lambda: launching.launcher(binary(lambda: launching.launcher(binary(int), (1, 1, 1))), (1, 1, 1)))
-    assert len(loaded) == 2
+    def hook(*_: object) -> None:
+        if codes:
+            load(codes.pop(0))
+
+    monkeypatch.setattr(triton.knobs.runtime, "kernel_load_start_hook", hook)
+    in_a_thread(lambda: load(b"one"))
+    assert not codes and len(step._functions) == 2 and load(b"one") in driver.kernels
 
 
 def test_who_registers_with_inductor_may_be_interrupted_by_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from triton_gemm import kernels
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import background, binaries, plan, stand_ins
+from triton_gemm.runtime import background, binaries, plan, stand_ins, step
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, given, illegal, predicted, select
 from triton_gemm.suites.problems import gemm_problem
@@ -188,13 +188,13 @@ def test_what_is_compiled_soonest_exists_for_all_that_tensor_cores_multiply(prec
 def test_what_cannot_be_compiled_soonest_is_compiled_as_chosen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gpu, made, compiled = Gpu(monkeypatch, quick=True), planned(ROWS[0]), plan.compiled
+    gpu, made, compiled = Gpu(monkeypatch, quick=True), planned(ROWS[0]), step.compiled
 
     def fail_once(*arguments: Any) -> object:
-        monkeypatch.setattr(plan, "compiled", compiled)
+        monkeypatch.setattr(step, "compiled", compiled)
         raise RuntimeError("PassManager::run failed")
 
-    monkeypatch.setattr(plan, "compiled", fail_once)
+    monkeypatch.setattr(step, "compiled", fail_once)
     call(made)
     (said,) = caplog.messages
     assert "PassManager::run failed" in said and gpu.waited == own(made) == gpu.ran

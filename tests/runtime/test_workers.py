@@ -20,12 +20,14 @@ import torch
 
 import triton_gemm
 from tests.runtime.test_plan import half, key_of, plan_without_a_gpu
+from tests.support import fake_driver
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, problem_of
 from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path
+from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.problem import Request
-from triton_gemm.runtime import plan, policies, workspace
+from triton_gemm.runtime import plan, policies, step, workspace
 
 SECONDS = 60  # after which a worker hangs
 NOT_IMPORTED = ("triton_gemm.ladder.", "triton_gemm.cli", "triton_gemm.__main__")  # rungs, and commands
@@ -84,18 +86,18 @@ test_workers.fork_while_all_is_locked()
 
 def fork_while_all_is_locked() -> None:
     """Every lock is held by another thread at the fork, those of a plan that is being compiled too."""
-    held, step = locks(), plan.Step(SimpleNamespace(arguments={}), ())  # type: ignore[arg-type]
+    held, made = locks(), step.Step(SimpleNamespace(arguments={}), ())  # type: ignore[arg-type]
     named = {"runtime.plan._planning", "tables._lock", "functional.overrides._lock"}
     assert {f"triton_gemm.{name}" for name in named} <= set(held)
-    plan.PLANS["compiling",] = SimpleNamespace(steps=[step])  # type: ignore[assignment]
+    plan.PLANS["compiling",] = SimpleNamespace(steps=[made])  # type: ignore[assignment]
     taken, end = threading.Event(), threading.Event()
 
     def hold() -> None:
-        for lock in (*held.values(), step.compiling):
+        for lock in (*held.values(), made.compiling):
             lock.acquire()
         taken.set()
         end.wait()
-        for lock in (*held.values(), step.compiling):
+        for lock in (*held.values(), made.compiling):
             lock.release()
 
     holder = threading.Thread(target=hold, daemon=True)
@@ -105,7 +107,7 @@ def fork_while_all_is_locked() -> None:
     def free() -> None:
         for name, lock in locks().items():
             assert lock.acquire(timeout=5), f"{name} is held for ever: compat.free_in_children"
-        assert step.compiling.acquire(timeout=5), "a plan's step is held for ever"
+        assert made.compiling.acquire(timeout=5), "a plan's step is held for ever"
 
     assert in_child(free) == 0
     assert in_child(planned) == 0
@@ -211,12 +213,10 @@ def test_an_address_that_comes_again_with_other_strides_has_another_plan(monkeyp
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> plan.GemmPlan:
-    """A plan whose launches are noted instead of made, and found by `plan_for`."""
+    """A plan that compiles nothing, and is found by `plan_for`."""
     monkeypatch.setattr(plan, "current_device", lambda: 0)
     monkeypatch.setattr(plan, "current_stream", lambda _: 0)
     monkeypatch.setattr(plan, "ensure_context", lambda _: None)
-    monkeypatch.setattr(plan, "tensor_maps", lambda _: [])
-    monkeypatch.setattr(plan, "left_out", lambda _: ())
     monkeypatch.setattr(plan, "PLANS", {})
     made = plan_without_a_gpu(half(64, 32), half(32, 48), half(64, 48))
     monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
@@ -229,26 +229,22 @@ def test_after_an_interruption_the_next_call_begins_anew(
 ) -> None:
     """Ctrl-C while a kernel is chosen, compiled or loaded leaves no lock that is held, and nothing half made."""
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
-    launched: list[int] = []
-    steps = {"choice": lambda *_: on_a_gpu, "compiler": lambda *_: "kernel", "loading": lambda *_: loaded}
-    names = {"choice": "_new_plan", "compiler": "compiled", "loading": "launcher"}
-
-    def loaded(stream: int, arguments: object) -> None:
-        launched.append(stream)
+    driver = fake_driver.take_driver(monkeypatch)
+    monkeypatch.setattr(step, "compiled", lambda launch, *_: launch)
+    monkeypatch.setattr(step, "machine_code", fake_driver.made_up)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for step, name in names.items():
-        monkeypatch.setattr(plan, name, steps[step])
+    places = {"choice": (plan, "_new_plan"), "compiler": (step, "compiled"), "loading": (hardware_driver, "load")}
     with monkeypatch.context() as patch:
-        patch.setattr(plan, names[where], interrupted)
+        patch.setattr(*places[where], interrupted)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 plan.multiply(a, b, c)
-    assert not on_a_gpu.compiled and all(step.call is None for step in on_a_gpu.steps) and launched == []
+    assert not on_a_gpu.compiled and all(one.call is None for one in on_a_gpu.steps) and driver.by_python == []
     at_once(*16 * [lambda: plan.multiply(a, b, c)])  # in threads, which would wait if the lock were still held
-    assert len(launched) == 16 * len(on_a_gpu.steps) and on_a_gpu.compiled
+    assert len(driver.by_python) == 16 * len(on_a_gpu.steps) and on_a_gpu.compiled and len(driver.kernels) == 1
 
 
 @pytest.fixture
@@ -341,8 +337,7 @@ def test_a_plan_without_memory_launches_nothing_and_then_works(
 ) -> None:
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     launched: list[object] = []
-    step = SimpleNamespace(fill=lambda values: values, call=lambda stream, _: launched.append(stream))
-    on_a_gpu.steps = [step]  # type: ignore[list-item]
+    on_a_gpu.steps = [SimpleNamespace(call=lambda stream, _: launched.append(stream))]  # type: ignore[list-item]
     on_a_gpu.compiled = True
     on_a_gpu.shares = on_a_gpu.allocates = True
     on_a_gpu.names = ("a", "b", "c", "workspace", "counters")

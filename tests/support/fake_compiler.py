@@ -11,7 +11,7 @@ import torch
 from tests.support.table_fakes import HOPPER
 from triton_gemm import kernels
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import background, binaries, plan, stand_ins
+from triton_gemm.runtime import background, binaries, plan, stand_ins, step
 from triton_gemm.selection.select import select
 
 K, N = 4096, 4096
@@ -51,7 +51,7 @@ class FakeCompiler:
 
 
 class Gpu:
-    """In the place of Triton's compiler and cache, its launcher and a Hopper GPU.
+    """In the place of Triton's compiler and cache, kits, the driver and a Hopper GPU.
 
     quick: whether there is the tile that is compiled soonest; cached: binaries on disk; waited: those that a call has
     compiled; ran: those that were launched, one after another.
@@ -81,13 +81,14 @@ class Gpu:
             "current_device": lambda: 0,
             "current_stream": lambda _: 0,
             "ensure_context": lambda _: None,
-            "tensor_maps": lambda _: [lambda address, **_: address] * 5,
-            "left_out": lambda _: (),
-            "launcher": lambda kernel, *_: lambda *_: self.ran.append(kernel),
-            "compiled": self.compile,
-            "compiled_before": self.load,
         }.items():
             patch.setattr(plan, name, value)
+        patch.setattr(step.kits, "code_of", lambda *_: None)
+        patch.setattr(step, "compiled", self.compile)
+        patch.setattr(step, "compiled_before", self.load)
+        patch.setattr(step, "machine_code", lambda binary: binary)
+        ran = self.ran.append
+        patch.setattr(step.Step, "_load", lambda made, binary: setattr(made, "call", lambda *_: ran(binary)))
         patch.setattr(plan, "workspace", lambda *_: (torch.empty(4), torch.empty(4)))
 
     def load(self, launch: Any, operands: Any, _: object) -> object:

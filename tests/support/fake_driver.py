@@ -6,8 +6,8 @@ import ctypes
 import inspect
 import re
 import struct
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +19,12 @@ from triton.backends.nvidia import driver as triton_driver
 from tests.support.table_fakes import HOPPER
 from triton_gemm import compat
 from triton_gemm.functional import fast_path
-from triton_gemm.runtime import native, native_build, plan, policies, workspace
+from triton_gemm.hardware import driver as hardware_driver
+from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
+from triton_gemm.runtime import native, native_build, plan, policies, step, workspace
 from triton_gemm.selection import generation
 
-FUNCTION = 0xF00D  # the handle of the first kernel
-# Of each of Triton's types of parameters, as its driver.c has them: how Python's value is packed.
-PACKED = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "fp32": "f", "f32": "f", "fp64": "d"}
+FUNCTION, MODULE = 0xF00D, 0xD00F  # the handle of the first kernel, and that of all modules
 
 
 class Config(ctypes.Structure):
@@ -39,9 +39,7 @@ class Config(ctypes.Structure):
     )
 
 
-LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.POINTER(Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
-)
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
 WORDS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_char_p))
 REPLACE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
@@ -56,45 +54,63 @@ class Seen:
     shared: int
     attributes: tuple[tuple[int, bytes], ...]
     parameters: tuple[bytes, ...]
+    stream: int
 
 
 @dataclass
 class Driver:
-    """Records what `cuLaunchKernelEx` is called with. sizes: of the parameters of a call's launches; answers: results
-    of its next calls, then 0; refused: results of the next replacements of a tensor map's address, then 0; capturing:
-    whether streams are captured."""
+    """Records what `cuLaunchKernelEx` is called with: `seen` by C++, `by_python` by Python.
 
-    sizes: Sequence[Sequence[int]] = ()
+    answers: results of its next calls, then 0; refused: results of the next replacements of a tensor map's address,
+    then 0; replaced: their addresses; capturing: whether streams are captured.
+    """
+
     seen: list[Seen] = field(default_factory=list)
-    by_python: list[tuple[Any, list[Any]]] = field(default_factory=list)  # kernel and Triton's arguments
+    by_python: list[Seen] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
+    replaced: list[int] = field(default_factory=list)
     capturing: bool = False
     contexts: list[int] = field(default_factory=list)  # devices whose context was made current
-    functions: dict[int, list[int]] = field(default_factory=dict)  # the bytes of each parameter of a kernel, by handle
+    kernels: dict[int, Any] = field(default_factory=dict)  # Triton's compiled ones, by handle; None where it has none
+    compiled: dict[bytes, Any] = field(default_factory=dict)  # the same by their code
+    sizes: dict[int, list[int]] = field(default_factory=dict)  # bytes of each parameter of a kernel, by handle
 
     def __post_init__(self) -> None:
-        functions = (LAUNCH, self._launch), (WORDS, self._words), (REPLACE, self._replace), (CAPTURING, self._capturing)
-        self.callbacks = [kind(function) for kind, function in functions]  # kept, for the extension calls them
+        by_cpp, by_python = (LAUNCH(partial(self._launch, x)) for x in (self.seen, self.by_python))
+        functions = (WORDS, self._words), (REPLACE, self._replace), (CAPTURING, self._capturing)
+        words, replace, capturing = (kind(function) for kind, function in functions)
+        self.callbacks = [by_cpp, words, replace, capturing]  # kept, for the extension calls them
+        self.library = SimpleNamespace(
+            cuLaunchKernelEx=by_python, cuGetErrorString=words, cuTensorMapReplaceAddress=replace
+        )
 
     @property
     def addresses(self) -> tuple[int, ...]:
         return tuple(ctypes.cast(x, ctypes.c_void_p).value or 0 for x in self.callbacks)
 
-    def _launch(self, config: Any, function: int, parameters: Any, _: object) -> int:
-        assert function in self.functions
-        shown, sizes = config.contents, self.sizes[len(self.seen) % len(self.sizes)]
+    def load(self, code: bytes, symbol: str, shared: int) -> tuple[int, int]:
+        handle = FUNCTION + len(self.kernels)
+        self.kernels[handle] = kernel = self.compiled.get(code)
+        if kernel is not None:
+            self.sizes[handle] = sizes_in(kernel.asm["ptx"])
+        return MODULE, handle
+
+    def _launch(self, seen: list[Seen], config: int, function: int, parameters: int, _: object) -> int:
+        shown = ctypes.cast(config, ctypes.POINTER(Config)).contents
+        given = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
         attributes = []
         for i in range(shown.count):
             raw = ctypes.string_at(shown.attributes + 72 * i, 72)
             attributes.append((struct.unpack_from("i", raw)[0], raw[8:20]))
-        self.seen.append(
+        seen.append(
             Seen(
                 (shown.gridx, shown.gridy, shown.gridz),
                 (shown.blockx, shown.blocky, shown.blockz),
                 shown.shared,
                 tuple(attributes),
-                tuple(ctypes.string_at(parameters[i], size) for i, size in enumerate(sizes)),
+                tuple(ctypes.string_at(given[i], size) for i, size in enumerate(self.sizes.get(function, ()))),
+                shown.stream or 0,
             )
         )
         return self.answers.pop(0) if self.answers else 0
@@ -106,8 +122,11 @@ class Driver:
     def _replace(self, found: int, address: int | None) -> int:
         """The address is where `tensor_map` puts it."""
         assert found % 64 == 0
+        self.replaced.append(address or 0)
+        if refused := self.refused.pop(0) if self.refused else 0:
+            return refused
         ctypes.memmove(found, struct.pack("Q", address or 0), 8)
-        return self.refused.pop(0) if self.refused else 0
+        return 0
 
     def _capturing(self, _: int, status: Any) -> int:
         status[0] = int(self.capturing)
@@ -122,26 +141,16 @@ def types_of(kernel: Any) -> list[str]:
     return [x for x in flat if x != "constexpr"]
 
 
-def packed(kernel: Any, arguments: Sequence[Any]) -> tuple[bytes, ...]:
-    """The parameters that Triton's launcher makes of what Python gives it, its two null pointers included."""
-    kinds = types_of(kernel)
-    values = [
-        x if kind == "nvTmaDesc" else struct.pack("Q" if kind[0] == "*" else PACKED[kind], x)
-        for x, kind in zip(arguments, kinds, strict=True)
-    ]
-    return (*values, bytes(8), bytes(8))
-
-
 def launched(kernel: Any, grid: tuple[int, int, int], cluster: int) -> tuple[Any, ...]:
-    """Grid, block, shared memory and attributes that Triton's `_launch` gives the driver (backends/nvidia/driver.c),
-    with clusters as `compat.launcher` asks for them."""
+    """Grid, block, shared memory and attributes that Triton's `_launch` gives the driver (backends/nvidia/driver.c) for
+    a compiled kernel, or clusters of so many."""
     warps, ctas, shared = kernel.packed_metadata
     if cluster > 1:
         grid, ctas = (grid[0] // cluster, *grid[1:]), cluster
     attributes: list[tuple[int, bytes]] = []
-    if kernel.run.launch_pdl:
+    if kernel.metadata.launch_pdl:
         attributes.append((6, struct.pack("i8x", 1)))
-    if kernel.run.launch_cooperative_grid:
+    if kernel.metadata.launch_cooperative_grid:
         attributes.append((2, struct.pack("i8x", 1)))
     if ctas != 1:
         attributes += [(4, struct.pack("III", ctas, 1, 1)), (5, struct.pack("i8x", 1))]
@@ -155,9 +164,9 @@ def sizes_in(ptx: str) -> list[int]:
     return [int(bits) // 8 * int(count or 1) for bits, count in found]
 
 
-def tensor_map(address: int, **about: Any) -> bytes:
+def tensor_map(address: int, *about: Any) -> bytes:
     """As the driver would encode it: other bytes for every address and layout."""
-    return (struct.pack("Q", address) + repr(sorted(about.items())).encode()).ljust(128, b".")[:128]
+    return (struct.pack("Q", address) + repr(about).encode()).ljust(128, b".")[:128]
 
 
 def build(folder: Path) -> Path:
@@ -165,9 +174,37 @@ def build(folder: Path) -> Path:
     return native_build.build(folder)
 
 
+def take_driver(patch: pytest.MonkeyPatch) -> Driver:
+    """In the place of the CUDA driver, for launches by Python. No kit is used."""
+    driver = Driver()
+    for name, value in {
+        "load": driver.load,
+        "parameter_sizes": driver.sizes.get,
+        "tensor_map": tensor_map,
+        "ensure_context": lambda _: None,
+        "_library": lambda: driver.library,
+    }.items():
+        patch.setattr(hardware_driver, name, value)
+    patch.setattr(step, "_functions", {})
+    patch.setattr(step.kits, "code_of", lambda *_: None)
+    return driver
+
+
+def made_up(launch: Launch, code: bytes = b"code") -> compat.MachineCode:
+    """What a compiler might make of a launch: all that is no integer, it knew."""
+    types, boxes = [], []
+    for part in launch.arguments.values():
+        if isinstance(part, TensorMap):
+            boxes.append((3, part.dtype.itemsize, 7, part.block))
+        integer = isinstance(part, int) and not isinstance(part, bool)
+        kinds = {TensorMap: "tensordesc", Pointer: "*bf16", Scalar: "fp32"}
+        types.append(kinds.get(type(part), ("i64" if part >> 31 else "i32") if integer else "constexpr"))  # type: ignore[arg-type]
+    return compat.MachineCode("made_up", 4, 1, 1024, False, False, tuple(types), tuple(boxes), code)
+
+
 def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
     """Has plans of CPU tensors compile for Hopper, and launch by a driver that notes it; the extension is loaded."""
-    driver = Driver()
+    driver = take_driver(patch)
     extension = compat.import_native(str(path))
     compat.set_up_native(extension, policies._context, policies.in_backward, driver.contexts.append)
     for followed in (generation, workspace):
@@ -175,33 +212,23 @@ def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
     generation.follow(extension.follow)
     patch.setattr(native_build, "_module", extension)
     patch.setattr(native, "_launching", lambda: driver.addresses)
-    patch.setattr(native, "parameter_sizes", driver.functions.get)
-    patch.setattr(native, "bytes_of", lambda found: found)
-    patch.setattr(native, "takes", lambda kernel, types: list(types) == types_of(kernel))
     sums = [torch.empty(1 << 20), torch.zeros(1 << 14, dtype=torch.int32)]
     for module in (plan, native):
         patch.setattr(module, "workspace", lambda *_: sums)
     patch.setattr(plan, "device_info", lambda _: HOPPER)
     patch.setattr(plan, "ensure_context", lambda _: None)
     patch.setattr(plan, "current_stream", lambda _: 0)
-    patch.setattr(plan, "tensor_maps", _encoders)
-    patch.setattr(plan, "launcher", lambda kernel, grid, cluster: _by_python(driver, kernel))
     for module in (plan, fast_path):
         patch.setattr(module, "current_device", lambda: 0)
-    compile_step = plan.compiled
+    compile_step = step.compiled
 
     def compiled(launch: Any, operands: Any, scalars: Any) -> Any:
         with compat.compiling_for((9, 0)):
             found = compile_step(launch, {name: x.to("meta") for name, x in operands.items()}, scalars)
-        run = SimpleNamespace(
-            launch_cooperative_grid=found.metadata.launch_cooperative_grid, launch_pdl=found.metadata.launch_pdl
-        )
-        about = {"src": found.src, "metadata": found.metadata, "packed_metadata": found.packed_metadata}
-        function = FUNCTION + len(driver.functions)
-        driver.functions[function] = sizes_in(found.asm["ptx"])
-        return SimpleNamespace(**about, function=function, run=run)
+        driver.compiled[found.asm["cubin"]] = found
+        return found
 
-    patch.setattr(plan, "compiled", compiled)
+    patch.setattr(step, "compiled", compiled)
     return driver
 
 
@@ -210,11 +237,3 @@ def plan_for_hopper(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan, "PLANS", {})
     patch.setattr(plan, "info_of", lambda _: HOPPER)
     patch.setattr(plan.background, "enabled", lambda: False)
-
-
-def _encoders(kernel: Any) -> list[Callable[..., bytes]]:
-    return [tensor_map for _ in kernel.metadata.tensordesc_meta or ()]
-
-
-def _by_python(driver: Driver, kernel: Any) -> Callable[[int, Sequence[Any]], None]:
-    return lambda stream, arguments: driver.by_python.append((kernel, list(arguments)))

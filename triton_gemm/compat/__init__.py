@@ -9,7 +9,7 @@ not from the modules:
 - `gluon`: names of Gluon
 - `compiler`: compiles kernels for any GPU, here or not
 - `building`: what Triton builds with a C compiler, without a GPU's driver
-- `launching`: launches what was compiled, and encodes tensor maps
+- `launching`: machine code of what was compiled, and hooks on loads and launches
 - `native`: builds and loads the extension that launches calls like one before
 - `tuner`: that of `triton.autotune`
 - `devices`: torch's devices and streams
@@ -47,7 +47,7 @@ from .autograd import (
     increment_versions,
     single_level_autograd,
 )
-from .building import LAUNCHER_NAMES_DRIVER, LAUNCHERS_OF_KERNELS, build_launcher, c_compiler
+from .building import LAUNCHER_NAMES_DRIVER, build_launcher, c_compiler
 from .compiler import (
     Compiling,
     JITFunction,
@@ -56,6 +56,7 @@ from .compiler import (
     compilations,
     compile_kernel,
     compiled_by,
+    compiles_anew,
     compiling,
     compiling_for,
     forget_compiled,
@@ -91,19 +92,7 @@ from .gluon import (  # type: ignore[attr-defined]
     tma_store,
 )
 from .interpreter import watching
-from .launching import (
-    TENSOR_MAP,
-    TFLOAT32,
-    MachineCode,
-    bytes_of,
-    driver_launch,
-    launcher,
-    left_out,
-    loading,
-    machine_code,
-    takes,
-    tensor_maps,
-)
+from .launching import MachineCode, launch_hooks, load_hook, loading, machine_code
 from .locks import free_in_children
 from .native import cxx_compiler, import_native, native_commands, native_key, native_refused, set_up_native
 from .products import int_mm, scaled_mm
@@ -116,11 +105,8 @@ TESTED = {"torch": ((2, 11), (2, 15)), "Triton": ((3, 6), (3, 9))}
 __all__ = [
     "CLUSTERS",
     "INTERPRETED",
-    "LAUNCHERS_OF_KERNELS",
     "LAUNCHER_NAMES_DRIVER",
-    "TENSOR_MAP",
     "TESTED",
-    "TFLOAT32",
     "Autotuner",
     "Compiling",
     "JITFunction",
@@ -132,13 +118,13 @@ __all__ = [
     "before_withdrawal",
     "below_autograd",
     "build_launcher",
-    "bytes_of",
     "c_compiler",
     "cache_folder",
     "caching_in",
     "compilations",
     "compile_kernel",
     "compiled_by",
+    "compiles_anew",
     "compiling",
     "compiling_for",
     "context_of_backward",
@@ -149,7 +135,6 @@ __all__ = [
     "differ",
     "differentiates_forward",
     "dot_operand",
-    "driver_launch",
     "dual",
     "forget_compiled",
     "forward_grad_enabled",
@@ -165,9 +150,9 @@ __all__ = [
     "int_mm",
     "interpreting",
     "is_wrapper",
-    "launcher",
-    "left_out",
+    "launch_hooks",
     "library_of",
+    "load_hook",
     "loading",
     "machine_code",
     "may_differ",
@@ -194,9 +179,7 @@ __all__ = [
     "share_sharding_decisions",
     "single_level_autograd",
     "stream_of_graph_trees",
-    "takes",
     "tensor_map_parameter",
-    "tensor_maps",
     "tma_load",
     "tma_store",
     "watching",

@@ -1,5 +1,5 @@
-"""What Triton builds with a C compiler to launch kernels, built where there is neither a GPU nor its driver, so that
-the machine that has them needs no compiler. Versions of Triton differ in what that is, and in how it is found again."""
+"""What Triton builds with a C compiler to ask the driver, built where there is neither a GPU nor its driver, so that a
+machine that has them needs no compiler. Versions of Triton differ in how it is found again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,14 @@ def c_compiler() -> str | None:
 # Up to Triton 3.7 what is built with a C compiler is found by its source alone; later also by the folders it was linked
 # in, of which one is the GPU driver's.
 LAUNCHER_NAMES_DRIVER: bool = hasattr(build, "compile_so_from_file")
-# Triton 3.6 also builds a launcher for each kernel.
-LAUNCHERS_OF_KERNELS: bool = hasattr(nvidia, "make_launcher")
 
 
-def build_launcher(kernels: Sequence[Any] = (), cache: str | os.PathLike[str] | None = None) -> str | None:
-    """Builds what Triton loads to launch kernels into its cache, with a C compiler but without a GPU's driver, so that
-    a machine with a GPU needs no compiler; why it cannot be built, or None once it is there.
+def build_launcher(cache: str | os.PathLike[str] | None = None) -> str | None:
+    """Builds the module by which Triton asks the driver, and which it wants even to compile, into its cache: with a C
+    compiler but without a GPU's driver, so that a machine with a GPU needs no compiler. Why it cannot be built, or None
+    once it is there.
 
-    kernels: that were compiled; Triton 3.6 builds a launcher for each. cache: another folder for Triton's cache.
+    cache: another folder for Triton's cache.
     """
     compiler = c_compiler()
     if compiler is None:
@@ -52,25 +51,22 @@ def build_launcher(kernels: Sequence[Any] = (), cache: str | os.PathLike[str] | 
         "libraries": nvidia.libraries,
     }
     source = Path(nvidia.dirname, "driver.c")
-    launchers = [_launcher_source(kernel) for kernel in kernels] if LAUNCHERS_OF_KERNELS else []
     with tempfile.TemporaryDirectory() as folder, caching_in(cache), _linking_in(folder):
         try:
-            _make_stand_in(compiler, folder, [source.read_text(), *launchers[:1]])
+            _make_stand_in(compiler, folder, source.read_text())
             if LAUNCHER_NAMES_DRIVER:
                 build.compile_so_from_file(str(source), "cuda_utils", **link)
             else:
                 _build_unloaded("cuda_utils", source.read_text(), link)
-            for launcher in launchers:
-                _build_unloaded("__triton_launcher", launcher, link)
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
             words = (getattr(error, "stderr", None) or str(error)).strip()
             return f"{compiler}: {words.splitlines()[-1]}"
     return None
 
 
-def _make_stand_in(compiler: str, folder: str, sources: Sequence[str]) -> None:
-    """Makes a libcuda.so.1 with the functions that the sources call, and nothing in them: what a linker looks for."""
-    names = sorted({name for source in sources for name in re.findall(r"\bcu[A-Z]\w*", source)})
+def _make_stand_in(compiler: str, folder: str, source: str) -> None:
+    """Makes a libcuda.so.1 with the functions that a source calls, and nothing in them: what a linker looks for."""
+    names = sorted(set(re.findall(r"\bcu[A-Z]\w*", source)))
     Path(folder, "stand_in.c").write_text("\n".join(f"void {name}(void) {{}}" for name in names))
     options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", f"{folder}/libcuda.so.1", f"{folder}/stand_in.c"]
     subprocess.run([compiler, *options], check=True, capture_output=True, text=True)
@@ -97,10 +93,3 @@ def _build_unloaded(name: str, source: str, link: dict[str, Any]) -> None:
         build.compile_module_from_src(source, name, **link)
     finally:
         build._load_module_from_path = load
-
-
-def _launcher_source(kernel: Any) -> str:
-    """Of a compiled kernel's launcher, in Triton 3.6."""
-    source = kernel.src
-    numbers = {(source.fn.arg_names.index(x),) if isinstance(x, str) else x: v for x, v in source.constants.items()}
-    return nvidia.make_launcher(numbers, dict(source.signature), getattr(kernel.metadata, "tensordesc_meta", None))

@@ -176,6 +176,14 @@ def without_lines() -> Iterator[None]:
         yield
 
 
+def compiles_anew() -> bool:
+    """Whether Triton was told to compile, or to compile otherwise than it does by itself: with its settings for
+    debugging, instrumentation, or another IR."""
+    compilation = triton.knobs.compilation
+    names = "always_compile", "override", "dump_ir", "enable_asan", "instrumentation_mode"
+    return bool(triton.knobs.runtime.debug) or any(getattr(compilation, name, False) for name in names)
+
+
 def compiled_by() -> dict[str, str]:
     """The versions of Triton and of the ptxas that it runs for Hopper."""
     return {"triton": triton.__version__, "ptxas": triton.knobs.nvidia.ptxas.version}

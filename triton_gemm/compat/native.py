@@ -75,11 +75,9 @@ def native_key() -> str:
 
 
 def native_refused() -> str | None:
-    """Why this Python, torch or Triton have no native path, or None."""
+    """Why this Python or torch have no native path, or None."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "Python has no global lock, which it relies on"
-    if not hasattr(nvidia, "annotate_arguments"):
-        return f"Triton {triton.__version__} launches otherwise"
     if not hasattr(torch._C, "_get_fp32_precision_getter"):
         return f"torch {torch.__version__} keeps the precision of fp32 elsewhere"
     return None

@@ -37,7 +37,7 @@ _NUMBERS = {name: i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "silu
 ACTIVATED = {Request(beta=1, activation=name): _NUMBERS[GATES.get(name, name)] for name in (*_NUMBERS, *GATES)}
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what a subclass does with its data is its own affair
 Key = tuple[object, ...]
-# What an entry may raise that is not Triton's launcher's. A signal's handler may raise others.
+# What making an entry may raise. A signal's handler may raise others.
 EXPECTED = (AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 _autocasts = partial(torch.is_autocast_enabled, "cpu") if INTERPRETED else torch.is_autocast_enabled
 log = logging.getLogger("triton_gemm")

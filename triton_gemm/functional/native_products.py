@@ -42,7 +42,7 @@ class NativeProducts:
         self._products = products
         self._group = -1
         self.extension: Any = None  # while they are registered
-        self._counts: Callable[[int, bool, bool], dict[str, int]] = lambda group, left, reset: {}  # then the extension's
+        self._counts: Callable[[int, bool, bool], dict[str, int]] = lambda *_: {}  # then the extension's
 
     @property
     def registered(self) -> bool:

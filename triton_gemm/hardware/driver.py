@@ -1,8 +1,7 @@
-"""Calls of the CUDA driver that neither torch nor Triton makes: contexts, numbers of captures, its version, cuBLAS's.
+"""Calls of the CUDA driver that torch does not make: kernels, tensor maps, contexts, numbers of captures, versions.
 
 torch and the CUDA runtime make a device's context current in a thread at its first runtime call there. Driver calls do
-not: in a thread that has made none yet, encoding a tensor map fails with CUDA_ERROR_INVALID_CONTEXT, and Triton's
-launcher takes device 0 (backends/nvidia/driver.c, `ensureCudaContext`).
+not: in a thread that has made none yet, a launch fails with CUDA_ERROR_INVALID_CONTEXT.
 """
 
 from __future__ import annotations
@@ -10,7 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
+
+TENSOR_MAP, ALIGNMENT = 128, 64  # bytes of a CUtensorMap, and what they are aligned to
+TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: TMA rounds fp32 to tf32 on its way (as CUTLASS has it do)
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+STATIC_LIMIT = 48 * 1024  # bytes of shared memory that need not be asked for
 
 _thread = threading.local()  # has `has_context` where this thread was seen to have one
 
@@ -62,6 +68,92 @@ def address_of(name: str) -> int:
     return ctypes.cast(getattr(_library(), name), ctypes.c_void_p).value or 0
 
 
+def load(code: bytes, symbol: str, shared: int) -> tuple[int, int]:
+    """The handles of a cubin's module and of its kernel of that name, loaded into the current context, with so many
+    bytes of dynamic shared memory allowed. RuntimeError where the driver refuses."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _call("cuModuleLoadData", ctypes.byref(module), code)
+    _call("cuModuleGetFunction", ctypes.byref(function), module, symbol.encode())
+    if shared > STATIC_LIMIT:
+        _call("cuFuncSetCacheConfig", function, ctypes.c_int(1))  # CU_FUNC_CACHE_PREFER_SHARED
+        # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _call("cuFuncSetAttribute", function, ctypes.c_int(8), ctypes.c_int(shared))
+    return module.value or 0, function.value or 0
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: its number, and the first bytes of its value."""
+
+    _fields_ = (("id", ctypes.c_int), ("_", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *((f"{what}_{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+def launch_config(step: Any) -> Config:
+    """Of a `runtime.step.StepOfEntry`, for `launch`."""
+    attributes: list[tuple[int, tuple[int, ...]]] = []
+    if step.pdl:
+        attributes.append((6, (1,)))  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    if step.cooperative:
+        attributes.append((2, (1,)))  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    if step.cluster > 1:
+        attributes.append((4, (step.cluster, 1, 1)))  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attributes.append((5, (1,)))  # _CLUSTER_SCHEDULING_POLICY_PREFERENCE: CU_CLUSTER_SCHEDULING_POLICY_SPREAD
+    made = (_Attribute * 4)(*[_Attribute(number, 0, (ctypes.c_uint * 16)(*value)) for number, value in attributes])
+    return Config(*step.grid, step.threads, 1, 1, step.shared, None, made, len(attributes))
+
+
+def launch(config: Config, function: ctypes.c_void_p, parameters: Any) -> int:
+    """The driver's error, or 0. parameters: an array of their addresses."""
+    if not config.grid_x * config.grid_y * config.grid_z:
+        return 0
+    return int(_library().cuLaunchKernelEx(ctypes.byref(config), function, parameters, None))
+
+
+def tensor_map(
+    address: int,
+    element: int,
+    nbytes: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    swizzle: int,
+) -> bytes:
+    """The bytes of a CUtensorMap, of elements of so many bytes and the driver's number of their type. Outside of the
+    tensor it reads zeros. Strides are in elements, and the last is 1."""
+    rank = len(shape)
+    made = ctypes.create_string_buffer(TENSOR_MAP + ALIGNMENT)
+    first = -ctypes.addressof(made) % ALIGNMENT
+    sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
+    pitches = (ctypes.c_uint64 * rank)(*[nbytes * x for x in reversed(strides[:-1])])
+    sides, steps = (ctypes.c_uint32 * rank)(*reversed(box)), (ctypes.c_uint32 * rank)(*[1] * rank)
+    at = ctypes.c_void_p(ctypes.addressof(made) + first), element, rank, ctypes.c_void_p(address)
+    # CU_TENSOR_MAP_INTERLEAVE_NONE, the swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
+    _call("cuTensorMapEncodeTiled", *at, sizes, pitches, sides, steps, 0, swizzle, 2, 0)
+    return made.raw[first : first + TENSOR_MAP]
+
+
+def replace_address(tensor_map: int, address: int) -> int:
+    """Of a tensor map at an address; the driver's error, or 0."""
+    return int(_library().cuTensorMapReplaceAddress(ctypes.c_void_p(tensor_map), ctypes.c_void_p(address)))
+
+
+def error_text(error: int) -> str:
+    text = ctypes.c_char_p()
+    _library().cuGetErrorString(error, ctypes.byref(text))
+    return (text.value or b"unknown error").decode()
+
+
 def parameter_sizes(function: int) -> list[int] | None:
     """The bytes of each of a kernel's parameters (cuFuncGetParamInfo); None where the driver does not say."""
     if not hasattr(_library(), "cuFuncGetParamInfo"):
@@ -91,7 +183,7 @@ def cublas_version(cuda: str | None) -> str | None:
 def _call(name: str, *arguments: object) -> None:
     error = getattr(_library(), name)(*arguments)
     if error:
-        raise RuntimeError(f"{name} failed with CUDA error {error}")
+        raise RuntimeError(f"{name} failed with CUDA error {error}: {error_text(error)}")
 
 
 @cache

@@ -25,7 +25,6 @@ from .. import tables
 from ..compat import (
     CLUSTERS,
     INTERPRETED,
-    LAUNCHERS_OF_KERNELS,
     TESTED,
     c_compiler,
     cache_folder,
@@ -222,7 +221,7 @@ def _compiler() -> Found:
             problem = f"{command}: {error.strerror}"
     if problem is None:
         yield "good", f"{command} and Python's headers, with which Triton builds its launcher"
-    elif built is not None and not LAUNCHERS_OF_KERNELS:
+    elif built is not None:
         yield "note", f"{problem}, but a launcher is in Triton's cache"
     else:
         how = "install gcc and python3-dev, or run `triton-gemm warmup` where there are, and copy Triton's cache"

@@ -97,9 +97,9 @@ def _check(descriptor: int, name: Path) -> os.stat_result:
     return about
 
 
-def open_checked(file: Path) -> int:
-    """A descriptor of an extension that may be loaded. PermissionError where others could have written it, ImportError
-    where it is damaged or of another torch; OSError where there is none."""
+def open_safely(file: Path) -> int:
+    """A descriptor of a regular file, which is no link, in a folder. PermissionError where others could have written
+    it, ImportError for other kinds of files; OSError where there is none."""
     with opened(file.parent) as where:
         try:  # a pipe is opened, too, without waiting for who writes
             descriptor = os.open(where / file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -110,6 +110,17 @@ def open_checked(file: Path) -> int:
     try:
         if not stat.S_ISREG(_check(descriptor, file).st_mode):
             raise ImportError(f"{file} is no regular file")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_checked(file: Path) -> int:
+    """A descriptor of an extension that may be loaded. As `open_safely`, and ImportError where it is damaged or of
+    another torch."""
+    descriptor = open_safely(file)
+    try:
         with open(descriptor, "rb", closefd=False) as whole:
             content = whole.read()
         if content[-64:] != digest(content[:-64]):

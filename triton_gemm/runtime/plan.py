@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import count
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,13 +21,9 @@ from ..compat import (
     current_stream,
     free_in_children,
     is_wrapper,
-    launcher,
-    left_out,
-    tensor_maps,
 )
 from ..hardware.device import INTERPRETER, DeviceInfo, device_info
 from ..hardware.driver import ensure_context
-from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, compiled_before
 from ..problem import PRODUCT, SUM, GemmProblem, Request
 from ..selection import generation
 from ..selection.select import Selection
@@ -39,93 +33,17 @@ from .binaries import SCALARS, launches_on, operands_of
 from .interpreted_plan import InterpretedPlan as InterpretedPlan
 from .interpreted_plan import PlanOfProblem
 from .policies import in_backward, in_context
+from .step import Step
 from .workspace import PER_THREAD, allocator, workspace
 
 MAX_PLANS = 4096
-MAX_TENSOR_MAPS = 1 << 14  # kept for all plans together
 _COMMON: dict[Request, object] = {PRODUCT: None, SUM: True}  # what stands for them in keys
 
 selection_for = policies.choose
-_maps: dict[tuple[int, int], Any] = {}  # tensor maps, by the number of a step's parameter and the address
-_map_numbers = count(1)
 
 
 class UnallocatedError(RuntimeError):
     """An operand has elements and no memory, as FSDP frees parameters; in torch's words."""
-
-
-class Step:
-    """One launch of a plan on one device: compiled once, then run on the values of a call.
-
-    names: of these values: the scalars, then the operands, of which a value is the address.
-    """
-
-    def __init__(self, launch: Launch, names: Sequence[str], device: int = 0) -> None:
-        self.launch, self.device = launch, device
-        self.places = {name: place for place, name in enumerate(names)}
-        self.call: Callable[[int, Sequence[Any]], None] | None = None
-        self.kernel: Any = None  # Triton's compiled one
-        self.compiling = threading.RLock()  # threads that call a new plan at once wait for one of them
-
-    def compile(self, operands: Mapping[str, torch.Tensor]) -> None:
-        """Compiles for operands like these, on the current device, unless another thread has done so."""
-        with self.compiling:
-            if self.call is None:
-                self._load(compiled(self.launch, operands, SCALARS))
-
-    def load(self, operands: Mapping[str, torch.Tensor]) -> bool:
-        """As `compile`, where Triton's cache has the kernel and no thread compiles it; whether that is so."""
-        if self.call is None and self.compiling.acquire(blocking=False):
-            try:
-                kernel = compiled_before(self.launch, operands, SCALARS) if self.call is None else None
-                if kernel is not None:
-                    self._load(kernel)
-            finally:
-                self.compiling.release()
-        return self.call is not None
-
-    def _load(self, kernel: Any) -> None:
-        self._prepare(tensor_maps(kernel), left_out(kernel))
-        self.kernel, self.call = kernel, launcher(kernel, self.launch.grid, self.launch.cluster)
-
-    def _prepare(self, encoders: Iterable[Callable[..., Any]], left_out: Collection[str] = ()) -> None:
-        """Makes the arguments that calls have in common, without those left out, and notes where a call's own values
-        and tensor maps go."""
-        remaining = iter(encoders)
-        arguments: list[Any] = []
-        values: list[tuple[int, int]] = []
-        maps: list[tuple[int, int, int, Callable[[int], Any]]] = []
-        for name, part in self.launch.arguments.items():
-            if name in left_out:
-                continue
-            if isinstance(part, Pointer | Scalar):
-                values.append((len(arguments), self.places[part.operand if isinstance(part, Pointer) else part.name]))
-                arguments.append(None)
-            elif isinstance(part, TensorMap):
-                encode = partial(
-                    next(remaining), shape=part.shape, strides=part.strides, to_tf32=part.to_tf32, rows=part.rows
-                )
-                maps.append((len(arguments), self.places[part.operand], next(_map_numbers), encode))
-                arguments += [None, *part.shape, *part.strides]
-            else:
-                arguments.append(part)
-        self.arguments, self.values, self.maps = arguments, tuple(values), tuple(maps)
-        self.encoded: dict[int, Any] = {}  # the last tensor map of each number in `maps`
-
-    def fill(self, values: Sequence[Any]) -> list[Any]:
-        """The arguments for a call's values. Threads may fill at once: they share nothing but the cache of maps."""
-        arguments = self.arguments.copy()
-        for at, place in self.values:
-            arguments[at] = values[place]
-        for at, place, number, encode in self.maps:
-            name = number, values[place]
-            found = _maps.get(name)
-            if found is None:
-                ensure_context(self.device)
-                found = self.encoded[number] = encode(values[place])
-                keep(_maps, name, found, MAX_TENSOR_MAPS)
-            arguments[at] = found
-        return arguments
 
 
 class GemmPlan(PlanOfProblem):
@@ -145,7 +63,8 @@ class GemmPlan(PlanOfProblem):
     ) -> None:
         super().__init__(problem, selection)
         self.device, self.index = device, device.index or 0
-        made = launches_on(device_info(device), problem, selection)
+        info = device_info(device)
+        made = launches_on(info, problem, selection)
         temporaries = [temporary for launch in made for temporary in launch.temporaries]
         self.temporaries = [
             allocator(x.shape, torch.empty(x.shape, device="meta").stride(), x.dtype, device) for x in temporaries
@@ -158,7 +77,7 @@ class GemmPlan(PlanOfProblem):
             *(("workspace", "counters") if self.shares else ()),
             *(temporary.name for temporary in temporaries),
         )
-        self.steps = [Step(launch, (*SCALARS, *self.names), self.index) for launch in made]
+        self.steps = [Step(launch, (*SCALARS, *self.names), self.index, info.capability) for launch in made]
         self.first_calls = first_calls
         self.out_dtype = problem.out_dtype
 
@@ -172,7 +91,7 @@ class GemmPlan(PlanOfProblem):
         self._is_compiled()
 
     def load(self, *operands: torch.Tensor) -> bool:
-        """As `compile`, where Triton's cache has all kernels and no thread compiles them; whether that is so."""
+        """As `compile`, where kits or Triton's cache have all kernels and no thread compiles them; whether so."""
         named = self._named(operands)
         if not all(step.load(named) for step in self.steps):
             return False
@@ -218,7 +137,7 @@ class GemmPlan(PlanOfProblem):
             auxiliary += self._allocate(stream)  # lives until all is launched
         values = (alpha, beta, a.data_ptr(), b.data_ptr(), c.data_ptr(), *[x.data_ptr() for x in auxiliary])
         for step in self.steps:
-            step.call(stream, step.fill(values))  # type: ignore[misc]  # they are compiled
+            step.call(stream, values)  # type: ignore[misc]  # they are compiled
         if self.temporaries and stream == PER_THREAD and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().synchronize()  # or torch's allocator gives them to any thread's stream
 

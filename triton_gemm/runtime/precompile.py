@@ -127,7 +127,6 @@ def precompile(
     selecting(len(pairs), len(pairs))
     total = sum(map(len, wanted.values()))
     found: dict[str, bool] = {}
-    kernels: list[object] = []
     done = 0
 
     def note(kernel: str, was_there: bool) -> None:
@@ -137,10 +136,7 @@ def precompile(
     for capability, launches in wanted.items():
         with compilations(note):
             for key, job in compile_each(launches, capability, cache, workers):
-                wrong = job.exception()
-                if wrong is None:
-                    kernels.append(job.result())
-                else:
+                if (wrong := job.exception()) is not None:
                     failures.append(f"{launches[key][0].kernel.__name__}: {error_line(wrong)}")
                 done += 1
                 progress(done, total)
@@ -151,5 +147,5 @@ def precompile(
         cache=Path(cache or cache_folder()),
         seconds=time.perf_counter() - begin,
         failures=tuple(dict.fromkeys(failures)),
-        launcher=build_launcher(kernels, cache),
+        launcher=build_launcher(cache),
     )

@@ -410,7 +410,6 @@ def test_memory_stays_bounded_over_many_addresses() -> None:
             triton_gemm.matmul(a, b, out=out)
         torch.cuda.synchronize()
         grown.append(resident() - start)
-        assert len(plan._maps) <= plan.MAX_TENSOR_MAPS
     assert min(grown[2:]) < 2 << 20, f"bytes more for each 10,000 addresses: {grown}"
     assert_right(a, b, out)
 

@@ -2,7 +2,7 @@
 
 A thread of its own does nothing but the call under test: whatever allocates, synchronizes or loads a kernel would make
 one. So problems are known, operands and results are allocated before, and addresses are new, so that tensor maps have
-to be encoded.
+to be changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triton_gemm.hardware.device import device_info
 from triton_gemm.kernels import portable
 from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.ladder import LADDER
-from triton_gemm.runtime import plan, workspace
+from triton_gemm.runtime import plan, step, workspace
 from triton_gemm.selection.select import Selection
 
 two_gpus = pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
@@ -99,9 +99,10 @@ def test_sixteen_threads_compile_each_problem_once(problems: int) -> None:
         compiled.append(launch)
         return compile_launch(launch, *rest)
 
-    compile_launch = plan.compiled
+    compile_launch = step.compiled
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "compiled", noted)
+        patch.setattr(step.kits, "code_of", lambda *_: None)
+        patch.setattr(step, "compiled", noted)
         in_fresh_threads(*(lambda a=a, b=b, c=c: triton_gemm.matmul(a, b, out=c) for a, b, c in operands))
     plans = list(plan.PLANS.values())
     assert len(plans) == problems
@@ -156,7 +157,8 @@ def test_an_interruption_while_it_compiles() -> None:
     plan.PLANS.clear()
     api._fast.calls.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "compiled", interrupted)
+        patch.setattr(step.kits, "code_of", lambda *_: None)
+        patch.setattr(step, "compiled", interrupted)
         with pytest.raises(KeyboardInterrupt):
             triton_gemm.matmul(a, b, out=c)
     in_fresh_threads(*[lambda: triton_gemm.matmul(a, b, out=c)] * 4)

@@ -1,0 +1,221 @@
+"""Which kits a process uses, and what becomes of one that it may not use, or that is damaged or refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from tests.support.table_fakes import HOPPER
+from triton_gemm import compat
+from triton_gemm.compat import MachineCode
+from triton_gemm.hardware import driver
+from triton_gemm.problem import GemmProblem
+from triton_gemm.runtime import binaries, kit, kits, step
+from triton_gemm.selection.select import select
+
+PROBLEM = GemmProblem.of(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in "abc"))
+(LAUNCH,) = binaries.launches_on(HOPPER, PROBLEM, select(PROBLEM, HOPPER))
+OPERANDS = binaries.operands_of(PROBLEM, [LAUNCH])
+KEY = kit.key_of(binaries.identity(LAUNCH, OPERANDS))
+MADE = MachineCode(LAUNCH.kernel.__name__, 8, 1, 1024, False, True, (), (), b"code")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No kit is used, and none is the package's own."""
+    monkeypatch.setattr(kits, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.delenv("TRITON_GEMM_KIT", raising=False)
+    kits.used.cache_clear()
+    yield
+    kits.used.cache_clear()
+
+
+def write(file: Path, made: MachineCode = MADE, capability: tuple[int, int] = (9, 0)) -> Path:
+    file.parent.mkdir(mode=0o755, exist_ok=True)
+    kit.write(file, capability, {KEY: kit.Kernel(made, kit.sources_of(LAUNCH.kernel))}, {"triton": "3.9.0"})
+    file.chmod(0o644)
+    return file
+
+
+@pytest.fixture
+def shipped() -> Path:
+    return write(kits.SHIPPED / "sm_90a.kit")
+
+
+def code(capability: tuple[int, int] = (9, 0)) -> bytes | None:
+    found = kits.code_of(LAUNCH, OPERANDS, capability)
+    return None if found is None else found[0].code
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    caplog.clear()
+    return found
+
+
+def test_the_package_s_own_is_used(shipped: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On GPUs that it is for."""
+    assert code() == b"code" and code((8, 0)) is None and code((10, 0)) is None
+    assert kits.code_of(LAUNCH, OPERANDS | {"a": torch.empty(64, dtype=torch.float16)}, (9, 0)) is None
+    assert warnings(caplog) == []
+
+
+def test_without_a_file_all_is_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    assert code() is None and warnings(caplog) == []
+
+
+def test_a_kit_of_another_gpu_is_not_used() -> None:
+    write(kits.SHIPPED / "sm_90a.kit", capability=(10, 0))
+    assert code() is None
+
+
+def test_the_setting(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user's own comes first; a wrong value is warned of once."""
+    own = write(tmp_path / "own" / "mine.kit", MADE._replace(code=b"mine"))
+    for value, expected, warned in (
+        *(("0", None, 0), ("", b"code", 0), ("1", b"code", 0), (str(own), b"mine", 0)),
+        *(("2", b"code", 1), ("mine.kit", b"code", 1), (str(tmp_path / "none.kit"), b"code", 1)),
+    ):
+        monkeypatch.setenv("TRITON_GEMM_KIT", value)
+        kits.used.cache_clear()
+        assert (code(), code()) == (expected, expected)
+        assert len(warnings(caplog)) == warned
+
+
+@pytest.mark.parametrize(
+    "fault", ["link", "folder is a link", "group", "others", "folder", "pipe", "no kit", "a device"]
+)
+def test_a_user_s_file_that_others_could_write_is_not_used(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write(tmp_path / "own" / "mine.kit")
+    if fault == "link":
+        file = Path(os.fspath(file) + "2")
+        file.symlink_to("mine.kit")
+    elif fault == "folder is a link":
+        (tmp_path / "other").symlink_to("own")
+        file = tmp_path / "other" / "mine.kit"
+    elif fault == "pipe":
+        file.unlink()
+        os.mkfifo(file)
+    elif fault == "no kit":
+        file.write_bytes(b"#!/bin/sh")
+    elif fault == "a device":
+        file = Path("/dev/zero")
+    else:
+        changed = file.parent if fault == "folder" else file
+        changed.chmod(changed.stat().st_mode | (0o020 if fault == "group" else 0o002))
+    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+    assert code() is None and code() is None
+    (warned,) = warnings(caplog)
+    assert str(file) in warned and "its kernels are compiled" in warned
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files are given to another user")
+def test_another_user_s_file_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write(tmp_path / "own" / "mine.kit")
+    os.chown(file, 1234, 1234)
+    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+    assert code() is None and "belongs to user 1234" in warnings(caplog)[0]
+
+
+def test_a_user_s_file_that_is_replaced_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "own" / "mine.kit")
+    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+    kits.used((9, 0))
+    file.unlink()
+    write(file, MADE._replace(code=b"another"))
+    assert code() == b"code"
+
+
+def test_a_damaged_kit_is_warned_of_once(shipped: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kits.used((9, 0))
+    whole = shipped.read_bytes()
+    shipped.write_bytes(whole[:-20] + bytes(20))
+    assert code() is None and code() is None
+    assert len(warnings(caplog)) == 1 and kits.used((9, 0)) == []
+
+
+@pytest.mark.parametrize("setting", ["runtime.debug", "compilation.always_compile", "compilation.override"])
+def test_where_triton_is_told_to_compile_it_compiles(shipped: Path, setting: str) -> None:
+    of, name = setting.split(".")
+    with getattr(triton.knobs, of).scope():
+        setattr(getattr(triton.knobs, of), name, True)
+        assert code() is None
+    assert code() == b"code"
+
+
+def made(compiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> step.Step:
+    """A step whose compiler notes what it was asked for."""
+
+    def compile(launch: Any, *_: object) -> MachineCode:
+        compiled.append(launch)
+        return MADE._replace(code=b"compiled")
+
+    monkeypatch.setattr(step, "compiled", compile)
+    monkeypatch.setattr(step, "compiled_before", lambda *_: None)
+    monkeypatch.setattr(step, "machine_code", lambda found: found)
+    return step.Step(LAUNCH, ("alpha", "beta", "a", "b", "c"), capability=(9, 0))
+
+
+def test_a_step_is_a_kit_s(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled for it, nor looked up in Triton's cache."""
+    loaded: list[bytes] = []
+    monkeypatch.setattr(step.Step, "_load", lambda self, made: (loaded.append(made.code), setattr(self, "call", print)))
+    compiled: list[Any] = []
+    first, second = made(compiled, monkeypatch), made(compiled, monkeypatch)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(first.compile, [OPERANDS] * 8))
+    assert second.load(OPERANDS) and loaded == [b"code", b"code"] and compiled == []
+
+
+def test_what_the_driver_refuses_is_compiled(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kit of a newer CUDA than the driver's, which is warned of once."""
+    for error in (RuntimeError("cuModuleLoadData failed with CUDA error 222"), ValueError("the kernel's parameters")):
+        kits.used.cache_clear()
+        loaded: list[bytes] = []
+
+        def load(self: step.Step, made: MachineCode, error: Exception = error, loaded: list[bytes] = loaded) -> None:
+            loaded.append(made.code)
+            if made.code == b"code":
+                raise error
+            self.call = print
+
+        monkeypatch.setattr(step.Step, "_load", load)
+        compiled: list[Any] = []
+        for _ in range(2):
+            made(compiled, monkeypatch).compile(OPERANDS)
+        assert loaded == [b"code", b"compiled", b"compiled"] and len(compiled) == 2
+        assert len(warnings(caplog)) == 1
+
+
+def test_what_a_kit_has_launches_as_what_is_compiled(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same parameters, grid and attributes."""
+    with compat.compiling_for((9, 0), tmp_path):
+        found = compat.machine_code(step.compiled(LAUNCH, OPERANDS, binaries.SCALARS))
+    write(shipped, found)
+    monkeypatch.setattr(driver, "load", lambda *_: (1, 2))
+    monkeypatch.setattr(driver, "parameter_sizes", lambda _: None)
+    monkeypatch.setattr(driver, "ensure_context", lambda _: None)
+    monkeypatch.setattr(driver, "tensor_map", lambda *about: repr(about).encode().ljust(128)[:128])
+    monkeypatch.setattr(step, "_functions", {})
+    of_kit, of_compiler = made([], monkeypatch), made([], monkeypatch)
+    of_compiler._load(found)
+    of_kit.compile(OPERANDS)
+    assert of_kit.entry == of_compiler.entry and of_kit.entry is not None
