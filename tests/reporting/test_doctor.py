@@ -228,6 +228,8 @@ def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             assert found.says.startswith(f"TRITON_GEMM_{name} must be ") and value in found.says
             assert found.do == f"set TRITON_GEMM_{name} to one of these, or unset it"
             monkeypatch.delenv(f"TRITON_GEMM_{name}")
+        monkeypatch.setenv("TRITON_GEMM_KIT", "mine.kit")
+        assert look("policy")[0].says.startswith("TRITON_GEMM_KIT must be 0, 1 or the absolute path")
     assert the_one("environment", "TRITON_GEMM_POLCY is unknown").status == "note"
     assert the_one("environment", "TRITON_CACHE_DIR=").status == "good"
     monkeypatch.setenv("TRITON_GEMM_USE", "1")

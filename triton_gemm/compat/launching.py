@@ -58,7 +58,7 @@ def load_hook(when: str, module: int | None, function: int | None, name: str, ha
         hook(module, function, name, {}, hash)
 
 
-class LaunchHooks(NamedTuple):
+class _LaunchHooks(NamedTuple):
     """Of Triton's launches; each does nothing where it is not set."""
 
     enter: Callable[[Any], Any]
@@ -69,11 +69,11 @@ class LaunchHooks(NamedTuple):
         return LazyDict({"name": name, "function": function, "stream": stream})
 
 
-def launch_hooks() -> LaunchHooks | None:
+def launch_hooks() -> _LaunchHooks | None:
     """Those that are set now (by profilers), or None."""
     runtime = triton.knobs.runtime  # whose hooks may be added to, and replaced, at any time
     enter, leave = _set(runtime.launch_enter_hook), _set(runtime.launch_exit_hook)
-    return LaunchHooks(enter or _nothing, leave or _nothing) if enter or leave else None
+    return _LaunchHooks(enter or _nothing, leave or _nothing) if enter or leave else None
 
 
 def _set(hook: Any) -> Any:

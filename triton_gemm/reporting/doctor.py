@@ -33,7 +33,7 @@ from ..compat import (
 from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
-from ..runtime import background, native_build, native_file, policies
+from ..runtime import background, kits, native_build, native_file, policies
 from . import storage
 from .storage import Found, Status
 
@@ -46,6 +46,7 @@ VARIABLES = tuple(
         "CACHE_DIR",
         "CAPABILITY",
         "COMMIT",
+        "KIT",
         "NATIVE",
         "POLICY",
         "USE",
@@ -312,6 +313,8 @@ def _policy() -> Found:
     for variable in policies.VARIABLES:
         if (wrong := policies.wrong(variable)) is not None:
             yield "broken", wrong, f"set {variable} to one of these, or unset it"
+    if (wrong := kits.wrong()) is not None:
+        yield "broken", wrong, "set TRITON_GEMM_KIT to one of these, or unset it"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which say the same
         found = policies.current()

@@ -22,7 +22,7 @@ from . import kits
 from .binaries import SCALARS
 
 # Of each type of a parameter, as Triton names it: how it is packed.
-FORMATS = {"i1": "i", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "I", "u8": "B", "u16": "H", "u32": "I"}
+FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "f32": "f", "fp64": "d"}
 LARGEST_CLUSTER = 8  # of more the driver wants to be told that they are not portable
 ANY_ADDRESS = 1 << 20  # of a tensor map until a call gives its own
