@@ -164,6 +164,7 @@ def test_a_tensor_map_is_encoded_from_the_last_dimension_on(
     """Pitches in bytes, but for the last dimension's."""
     fake = Loading()
     monkeypatch.setattr(driver, "_library", lambda: fake)
+    monkeypatch.setattr(driver, "driver_version", lambda: (13, 2))
     assert driver.tensor_map(4096, 9, 2, shape, strides, box, 3) == bytes(range(128))
     [(name, _, element, rank, address, sizes, pitches, sides, steps, *how)] = fake.calls
     assert (name, element, rank, address) == ("cuTensorMapEncodeTiled", 9, len(shape), 4096)
@@ -175,6 +176,37 @@ def test_a_tensor_map_is_encoded_from_the_last_dimension_on(
     fake.refuses = "cuTensorMapEncodeTiled"
     with pytest.raises(RuntimeError, match="cuTensorMapEncodeTiled failed with CUDA error 222"):
         driver.tensor_map(4096, 9, 2, shape, strides, box, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "version", "cleared"),
+    [
+        ((256, 255), (256, 1), (13, 1), True),  # 131,070 bytes
+        ((256, 256), (256, 1), (13, 1), False),
+        ((256, 255), (256, 1), (12, 8), True),
+        ((256, 255), (256, 1), (13, 2), False),
+        ((2, 8), (1 << 20, 1), (13, 1), False),
+    ],
+)
+def test_a_small_tensor_map_is_without_a_bit_of_older_drivers(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    version: tuple[int, int],
+    cleared: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in Triton's driver.c."""
+
+    def encode(made: Any, *_: object) -> int:
+        ctypes.memset(made, 0xFF, driver.TENSOR_MAP)
+        return 0
+
+    monkeypatch.setattr(driver, "_library", lambda: SimpleNamespace(cuTensorMapEncodeTiled=encode))
+    monkeypatch.setattr(driver, "driver_version", lambda: version)
+    found = driver.tensor_map(4096, 9, 2, shape, strides, (64, 8), 3)
+    expected = bytearray(b"\xff" * 128)
+    expected[10] -= 0x20 * cleared
+    assert found == expected
 
 
 def test_a_tensor_map_s_address_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

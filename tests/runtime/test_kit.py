@@ -131,7 +131,18 @@ def test_a_file_that_was_replaced_is_refused(file: Path) -> None:
     [
         *({"kernels": {"a key": head}} for head in ([], [0], [9, 0, ["repack"]], [0, 0, ["repack", 4]], [0, 0, None])),
         *({"hashes": wrong} for wrong in ({}, None, 7)),
-        *({"sources": wrong} for wrong in ({}, [], {"repack": 3})),
+        *({"sources": wrong} for wrong in ({}, [], {"repack": 3}, {"repack": [], "skinny": []})),
+        *({"sources": {"repack": [x], "skinny": [x]}, "hashes": {x: ""}} for x in ("/dev/zero", "../secret.py")),
+        *(
+            {"kernels": {"a key": [0, 0, ["repack", *x]]}}
+            for x in (
+                [0, 1, 0, False, True, [], []],
+                [4, 0, 0, False, True, [], []],
+                [4, -1, 0, False, True, [], []],
+                [4, 1, 1 << 20, False, True, [], []],
+                [4, 1, 0, False, True, [3], []],
+            )
+        ),
         *({"groups": wrong} for wrong in ([], [[1]], [["a", "b", "c"]], None)),
         *({"capability": wrong} for wrong in (9, [9], "hopper")),
         *({"made_by": wrong} for wrong in ([], None)),

@@ -185,7 +185,9 @@ def test_what_the_driver_refuses_is_compiled(
     shipped: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A kit of a newer CUDA than the driver's, which is warned of once."""
-    for error in (RuntimeError("cuModuleLoadData failed with CUDA error 222"), ValueError("the kernel's parameters")):
+    monkeypatch.setattr(driver, "error_text", lambda _: "in words")
+    too_old = driver.DriverError("cuModuleLoadData", 222)
+    for error in (too_old, ValueError("the kernel's parameters"), StopIteration(), OverflowError("a number")):
         kits.used.cache_clear()
         loaded: list[bytes] = []
 
@@ -201,6 +203,24 @@ def test_what_the_driver_refuses_is_compiled(
             made(compiled, monkeypatch).compile(OPERANDS)
         assert loaded == [b"code", b"compiled", b"compiled"] and len(compiled) == 2
         assert len(warnings(caplog)) == 1
+
+
+def test_other_errors_of_the_driver_are_the_call_s(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU without memory, or a context that an earlier kernel has lost, says nothing of the kit."""
+    monkeypatch.setattr(driver, "error_text", lambda _: "in words")
+    for number in (2, 700):
+        error = driver.DriverError("cuModuleLoadData", number)
+
+        def load(self: step.Step, made: MachineCode, error: Exception = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(step.Step, "_load", load)
+            with pytest.raises(RuntimeError, match=f"CUDA error {number}: in words"):
+                made([], monkeypatch).compile(OPERANDS)
+    assert code() == b"code" and warnings(caplog) == []
 
 
 def test_what_a_kit_has_launches_as_what_is_compiled(

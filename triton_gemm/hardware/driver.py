@@ -13,12 +13,22 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-TENSOR_MAP, ALIGNMENT = 128, 64  # bytes of a CUtensorMap, and what they are aligned to
+TENSOR_MAP, ALIGNMENT = 128, 128  # bytes of a CUtensorMap, and what they are aligned to
 TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: TMA rounds fp32 to tf32 on its way (as CUTLASS has it do)
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 STATIC_LIMIT = 48 * 1024  # bytes of shared memory that need not be asked for
+# CUDA errors that say that machine code is none for this GPU and driver: its image, its version, its name and others.
+NOT_FOR_HERE = (1, 200, 209, 218, 222, 300, 301, 302, 303, 500)
 
 _thread = threading.local()  # has `has_context` where this thread was seen to have one
+
+
+class DriverError(RuntimeError):
+    """What the driver has refused. error: its number (CUresult)."""
+
+    def __init__(self, name: str, error: int) -> None:
+        super().__init__(f"{name} failed with CUDA error {error}: {error_text(error)}")
+        self.error = error
 
 
 def ensure_context(device: int) -> None:
@@ -130,7 +140,10 @@ def tensor_map(
     swizzle: int,
 ) -> bytes:
     """The bytes of a CUtensorMap, of elements of so many bytes and the driver's number of their type. Outside of the
-    tensor it reads zeros. Strides are in elements, and the last is 1."""
+    tensor it reads zeros. Strides are in elements, and the last is 1.
+
+    Up to CUDA 13.1 the driver sets a bit for less than 128 KB that must not be set, or reads fail now and then (CUTLASS
+    b7ecaa605dd7, Triton's fillTMADescriptorTiled)."""
     rank = len(shape)
     made = ctypes.create_string_buffer(TENSOR_MAP + ALIGNMENT)
     first = -ctypes.addressof(made) % ALIGNMENT
@@ -140,6 +153,9 @@ def tensor_map(
     at = ctypes.c_void_p(ctypes.addressof(made) + first), element, rank, ctypes.c_void_p(address)
     # CU_TENSOR_MAP_INTERLEAVE_NONE, the swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
     _call("cuTensorMapEncodeTiled", *at, sizes, pitches, sides, steps, 0, swizzle, 2, 0)
+    spanned = nbytes * (1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)))
+    if spanned < 128 * 1024 and driver_version() <= (13, 1):
+        (ctypes.c_uint64 * 2).from_buffer(made, first)[1] &= ~(1 << 21)
     return made.raw[first : first + TENSOR_MAP]
 
 
@@ -183,7 +199,7 @@ def cublas_version(cuda: str | None) -> str | None:
 def _call(name: str, *arguments: object) -> None:
     error = getattr(_library(), name)(*arguments)
     if error:
-        raise RuntimeError(f"{name} failed with CUDA error {error}: {error_text(error)}")
+        raise DriverError(name, error)
 
 
 @cache

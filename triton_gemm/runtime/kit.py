@@ -193,6 +193,8 @@ def read(file: Path) -> Kit:
         for packed, digest, lengths in index["groups"]:
             groups.append((begin, begin + int(packed), str(digest), tuple(map(int, lengths))))
             begin += int(packed)
+            if packed < 0 or min(lengths, default=0) < 0:
+                raise ValueError("a length is negative")
         if begin != size:
             raise DamagedError(f"it has {size} bytes, and its index says {begin}")
         heads = sorted(index["kernels"].items(), key=lambda one: one[1][:2])
@@ -204,12 +206,19 @@ def read(file: Path) -> Kit:
                 raise ValueError(f"there is no kernel {number} of group {group}, or no source of {symbol}")
             if [type(x) for x in numbers] != [int, int, int, bool, bool] or not isinstance(types, list):
                 raise ValueError(f"{symbol} is launched with {numbers}")
+            warps, ctas, shared = numbers[:3]
+            if not (1 <= warps <= 32 and 1 <= ctas <= 8 and 0 <= shared <= 228 * 1024):
+                raise ValueError(f"{symbol} is launched with {numbers}")
+            if any(type(x) is not str for x in (symbol, *types)):
+                raise ValueError(f"{symbol} has parameters {types}")
             if any(len(box) != 4 or not isinstance(box[3], list) for box in boxes):
                 raise ValueError(f"{symbol} has tensor maps {boxes}")
+        if not all(sources.values()) or any(Path(x).is_absolute() or ".." in Path(x).parts for x in hashes):
+            raise ValueError("a kernel's sources are not the package's")
         major, minor = map(int, index["capability"])
         made_by = {str(name): str(version) for name, version in index["made_by"].items()}
         return Kit(file, (major, minor), made_by, hashes, kernels, sources, tuple(groups))
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DamagedError(f"its index is wrong: {type(error).__name__}: {error}") from None
 
 

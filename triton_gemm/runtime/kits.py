@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def code_of(
         try:
             if (made := of.find(key)) is not None:
                 return made, of
-        except (OSError, kit.DamagedError) as error:
+        except (OSError, ValueError, kit.DamagedError) as error:
             refuse(of, error)
     return None
 
@@ -79,7 +80,7 @@ def code_of(
 def refuse(of: kit.Kit, error: Exception) -> None:
     """Has a kit not be used any more."""
     for kits in (used(capability) for capability in NAMES):
-        if of in kits:
+        with suppress(ValueError):  # another thread was first
             kits.remove(of)
             _warn(of.file, error)
 

@@ -85,7 +85,10 @@ def entry_of(
         for step in plan.steps
         for x in step.launch.temporaries
     )
-    steps = tuple(step.entry.with_beta(float(copies)) for step in plan.steps if step.entry is not None)
+    entries = [step.entry for step in plan.steps]
+    if None in entries:
+        raise RuntimeError("a launch is not compiled")
+    steps = tuple(entry.with_beta(float(copies)) for entry in entries if entry is not None)
     result = Shape(tuple(shape), tuple(strides), dtype)
     how = plan.extents, copies, preactivations, derivative, activation
     return Entry(plan, shares, plan.workspace, result, temporaries, *how, steps)

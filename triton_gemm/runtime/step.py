@@ -177,7 +177,9 @@ class Step:
         if found is not None:
             try:
                 self._load(found[0])
-            except (RuntimeError, ValueError) as error:  # a driver may be too old for it
+            except Exception as error:  # a driver may be too old for it, or what it says be no launch
+                if isinstance(error, driver.DriverError) and error.error not in driver.NOT_FOR_HERE:
+                    raise  # out of memory, for example, or what an earlier kernel did
                 kits.refuse(found[1], error)
         return self.call is not None
 
@@ -208,8 +210,8 @@ def function_of(made: MachineCode, device: int) -> int:
             if found is None:
                 load_hook("start", None, None, made.symbol, digest.hex())
                 module, found = driver.load(made.code, made.symbol, made.shared)
-                load_hook("end", module, found, made.symbol, digest.hex())
                 _functions[device, digest] = found
+                load_hook("end", module, found, made.symbol, digest.hex())
     return found
 
 
