@@ -410,11 +410,11 @@ def _compiles_anew() -> None:
     for knobs, settings in zip((compilation, runtime), names, strict=True):
         for name in settings:
             if hasattr(knobs, name):
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(knobs, name, True)
+                with knobs.scope():  # which takes back the environment variables, too
+                    setattr(knobs, name, True)
                     assert compat.compiles_anew(), name
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "instrumentation_mode", "gsan", raising=False)
+    with compilation.scope():
+        compilation.instrumentation_mode = "gsan"
         assert compat.compiles_anew()
     assert not compat.compiles_anew()
 
