@@ -403,7 +403,7 @@ def _load_hook() -> None:
 
 
 def _compiles_anew() -> None:
-    """By what a user says of compiling; not of what Triton prints or caches."""
+    """Settings that change compilation count. Settings that print or cache do not."""
     runtime, compilation = triton.knobs.runtime, triton.knobs.compilation
     names = ("always_compile", "override", "dump_ir", "enable_asan"), ("debug",)
     assert not compat.compiles_anew()

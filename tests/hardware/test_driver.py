@@ -141,8 +141,8 @@ def test_a_kernel_is_loaded_with_the_shared_memory_that_it_wants(shared: int, mo
     (load, _, code), (get, _, module, symbol), *others = fake.calls
     assert (load, code) == ("cuModuleLoadData", b"a cubin")
     assert (get, module, symbol) == ("cuModuleGetFunction", 11, b"a_kernel")
-    asked = [("cuFuncSetCacheConfig", 12, 1), ("cuFuncSetAttribute", 12, 8, shared)]
-    assert others == (asked if shared > 49152 else [])
+    expected = [("cuFuncSetCacheConfig", 12, 1), ("cuFuncSetAttribute", 12, 8, shared)]
+    assert others == (expected if shared > 49152 else [])
 
 
 @pytest.mark.parametrize("refuses", ["cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute"])

@@ -169,17 +169,17 @@ def test_without_a_gpu_or_interrupted(
     monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was measured before it was interrupted is recorded."""
-    tune, asked = command.tune, []
+    tune, budgets = command.tune, []
 
     def interrupted(problems: list[GemmProblem], **how: Any) -> TuningReport:
-        asked.append((len(problems), how["budget"]))
-        if len(asked) == 3:
+        budgets.append((len(problems), how["budget"]))
+        if len(budgets) == 3:
             raise KeyboardInterrupt
         return tune(problems, **how)
 
     monkeypatch.setattr(command, "tune", interrupted)
     assert command.main(["listed", "--limit", "50", "--budget", "100"]) == 130
-    assert asked == [(20, 40.0), (20, 40.0), (10, 20.0)]
+    assert budgets == [(20, 40.0), (20, 40.0), (10, 20.0)]
     (record,) = tables.committed(tmp_path)
     assert len(record["products"]) == 40 and record["seconds"] == 24.7
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

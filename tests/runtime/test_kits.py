@@ -18,7 +18,7 @@ from triton_gemm import compat
 from triton_gemm.compat import MachineCode
 from triton_gemm.hardware import driver
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import binaries, kit, kits, step
+from triton_gemm.runtime import binaries, kit, kits, native_file, step
 from triton_gemm.selection.select import select
 
 PROBLEM = GemmProblem.of(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in "abc"))
@@ -34,8 +34,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(kits, "SHIPPED", tmp_path / "shipped")
     monkeypatch.delenv("TRITON_GEMM_KIT", raising=False)
     kits.used.cache_clear()
+    native_file.setting.cache_clear()
     yield
     kits.used.cache_clear()
+    native_file.setting.cache_clear()
 
 
 def write(file: Path, made: MachineCode = MADE, capability: tuple[int, int] = (9, 0)) -> Path:
@@ -88,6 +90,8 @@ def test_the_setting(
     ):
         monkeypatch.setenv("TRITON_GEMM_KIT", value)
         kits.used.cache_clear()
+        native_file.setting.cache_clear()
+        assert kits.used((8, 0)) == []
         assert (code(), code()) == (expected, expected)
         assert len(warnings(caplog)) == warned
 
@@ -158,7 +162,7 @@ def test_where_triton_is_told_to_compile_it_compiles(shipped: Path, setting: str
 
 
 def made(compiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> step.Step:
-    """A step whose compiler notes what it was asked for."""
+    """A step with a compiler that records its calls."""
 
     def compile(launch: Any, *_: object) -> MachineCode:
         compiled.append(launch)

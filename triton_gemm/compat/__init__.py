@@ -9,7 +9,7 @@ not from the modules:
 - `gluon`: names of Gluon
 - `compiler`: compiles kernels for any GPU, here or not
 - `building`: what Triton builds with a C compiler, without a GPU's driver
-- `launching`: machine code of what was compiled, and hooks on loads and launches
+- `launching`: compiled kernels as machine code, and hooks on kernel loads and launches
 - `native`: builds and loads the extension that launches calls like one before
 - `tuner`: that of `triton.autotune`
 - `devices`: torch's devices and streams

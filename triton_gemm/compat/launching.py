@@ -71,7 +71,7 @@ class _LaunchHooks(NamedTuple):
 
 def launch_hooks() -> _LaunchHooks | None:
     """Those that are set now (by profilers), or None."""
-    runtime = triton.knobs.runtime  # whose hooks may be added to, and replaced, at any time
+    runtime = triton.knobs.runtime  # hooks may be added or replaced at any time
     enter, leave = _set(runtime.launch_enter_hook), _set(runtime.launch_exit_hook)
     return _LaunchHooks(enter or _nothing, leave or _nothing) if enter or leave else None
 

@@ -17,8 +17,8 @@ TENSOR_MAP, ALIGNMENT = 128, 128  # bytes of a CUtensorMap, and what they are al
 TFLOAT32 = 11  # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32: TMA rounds fp32 to tf32 on its way (as CUTLASS has it do)
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 STATIC_LIMIT = 48 * 1024  # bytes of shared memory that need not be asked for
-# CUDA errors that say that machine code is none for this GPU and driver: its image, its version, its name and others.
-NOT_FOR_HERE = (1, 200, 209, 218, 222, 300, 301, 302, 303, 500)
+# CUDA errors that mean: this GPU or driver cannot run this machine code.
+INCOMPATIBLE = (1, 200, 209, 218, 222, 300, 301, 302, 303, 500)
 
 _thread = threading.local()  # has `has_context` where this thread was seen to have one
 

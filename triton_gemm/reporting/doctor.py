@@ -313,7 +313,7 @@ def _policy() -> Found:
     for variable in policies.VARIABLES:
         if (wrong := policies.wrong(variable)) is not None:
             yield "broken", wrong, f"set {variable} to one of these, or unset it"
-    if (wrong := kits.wrong()) is not None:
+    if (wrong := native_file.wrong(kits.VARIABLE)) is not None:
         yield "broken", wrong, "set TRITON_GEMM_KIT to one of these, or unset it"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which say the same

@@ -6,7 +6,6 @@ A kernel that no kit has is compiled. A kit that is damaged, or that the driver 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -18,41 +17,34 @@ from ..compat import MachineCode, compiles_anew
 from ..kernels.launch import Launch
 from . import kit
 from .binaries import identity
-from .native_file import open_safely
+from .native_file import open_safely, setting
 
+VARIABLE = "TRITON_GEMM_KIT"
 SHIPPED = kit.PACKAGE / "kits"
 NAMES = {(9, 0): "sm_90a.kit"}  # by compute capability
 
 log = logging.getLogger("triton_gemm")
 
 
-def wrong() -> str | None:
-    """What is wrong with TRITON_GEMM_KIT, or None."""
-    given = os.environ.get("TRITON_GEMM_KIT") or "1"
-    right = given in ("0", "1") or os.path.isabs(given)
-    return None if right else f"TRITON_GEMM_KIT must be 0, 1 or the absolute path of a file, not {given!r}"
-
-
 @lru_cache(maxsize=8)
 def used(capability: tuple[int, int]) -> list[kit.Kit]:
     """Those for GPUs of a compute capability: the user's first. None under TRITON_GEMM_KIT=0. One that turns out to be
     damaged is taken out."""
-    found: list[kit.Kit] = []
-    setting = os.environ.get("TRITON_GEMM_KIT") or "1"
-    if (words := wrong()) is not None:
-        log.warning("%s: it counts as 1", words)
-    elif setting == "0" or capability not in NAMES:
-        return found
-    elif setting != "1":
-        found += _opened(Path(setting), checked=True)
+    given = setting(VARIABLE)
+    if given == "0" or capability not in NAMES:
+        return []
+    found = [] if given == "1" else _opened(Path(given), checked=True)
     if (own := SHIPPED / NAMES[capability]).exists():
         found += _opened(own)
     return [x for x in found if x.capability == capability]
 
 
 def _opened(file: Path, checked: bool = False) -> list[kit.Kit]:
-    """The kit in a file, or none. checked: whether nobody else may have written it; it is read by its descriptor then,
-    which stays open, as another file may take its name."""
+    """The kit of a file, or an empty list if it cannot be used.
+
+    checked: refuse a file that another user could have written. It is then read through its descriptor, which stays
+    open, because another file may take its name.
+    """
     try:
         return [kit.read(Path(f"/proc/self/fd/{open_safely(file)}") if checked else file)]
     except (OSError, ImportError, kit.DamagedError) as error:

@@ -28,20 +28,20 @@ MARK = 32 + 64  # characters at a file's end: the key, and the hash of all befor
 log = logging.getLogger("triton_gemm")
 
 
-def wrong() -> str | None:
-    """What is wrong with TRITON_GEMM_NATIVE, or None."""
-    given = os.environ.get("TRITON_GEMM_NATIVE") or "1"
+def wrong(variable: str = "TRITON_GEMM_NATIVE") -> str | None:
+    """What is wrong with an environment variable that is 0, 1 or a file, or None."""
+    given = os.environ.get(variable) or "1"
     right = given in ("0", "1") or os.path.isabs(given)
-    return None if right else f"TRITON_GEMM_NATIVE must be 0, 1 or the absolute path of a file, not {given!r}"
+    return None if right else f"{variable} must be 0, 1 or the absolute path of a file, not {given!r}"
 
 
-@lru_cache(maxsize=1)
-def setting() -> str:
-    """TRITON_GEMM_NATIVE: "0", "1" or the path of a file to load. A wrong value is warned of once, and counts as 1."""
-    if (words := wrong()) is not None:
+@lru_cache(maxsize=2)
+def setting(variable: str = "TRITON_GEMM_NATIVE") -> str:
+    """Such a variable's value: "0", "1" or the path of a file. A wrong value is warned of once, and counts as 1."""
+    if (words := wrong(variable)) is not None:
         log.warning("%s: it counts as 1", words)
         return "1"
-    return os.environ.get("TRITON_GEMM_NATIVE") or "1"
+    return os.environ.get(variable) or "1"
 
 
 def folder() -> Path | None:

@@ -178,7 +178,7 @@ class Step:
             try:
                 self._load(found[0])
             except Exception as error:  # a driver may be too old for it, or what it says be no launch
-                if isinstance(error, driver.DriverError) and error.error not in driver.NOT_FOR_HERE:
+                if isinstance(error, driver.DriverError) and error.error not in driver.INCOMPATIBLE:
                     raise  # out of memory, for example, or what an earlier kernel did
                 kits.refuse(found[1], error)
         return self.call is not None
