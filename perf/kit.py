@@ -2,9 +2,9 @@
 
 What it holds is chosen by use: GEMMs of the suites' models and drawn ones of every regime, in the choices for an H100
 and an H200, with the dtypes, epilogues and derivatives that models use. Of each kernel the weights of the GEMMs that
-need it are added up, and the COUNT heaviest kernels are compiled, or kept from the file. --served SEED says, without
-building, for which share of other GEMMs the file has all kernels. --check counts kernels whose sources have changed
-since. Exit status: 1 if a kernel failed or is stale, 2 for a mistake in the call.
+need it are added up, and the COUNT heaviest kernels are compiled, or kept from the file. Of candidates that are
+predicted to tie, the one whose kernels most other GEMMs could use counts. --served SEED says, without building, for
+which share of other GEMMs the file has all kernels. --check counts kernels whose sources have changed since. Exit status: 1 if a kernel failed or is stale, 2 for a mistake in the call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perf.common.files import shown
 from perf.measure.environment import ROOT
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import kit, kit_build, policies
+from triton_gemm.runtime import kit, kit_build, kits, policies
 from triton_gemm.runtime.precompile import Compilable
 from triton_gemm.suites import SUITES, unseen
 from triton_gemm.suites.problems import gemm_problem
@@ -102,32 +102,49 @@ def groups_of(problem: GemmProblem, mode: str, epilogue: str) -> tuple[str, ...]
     return "all", rows.replace(f"to {1 << 40}", "more"), mode, order, epilogue
 
 
-def needed(of: Iterator[Call]) -> Iterator[tuple[Call, dict[str, Compilable]]]:
-    """Yields each call once per GPU, with its launches there."""
+Option = dict[str, Compilable]  # a candidate's launches, by the keys of their kernels
+
+
+def needed(of: Iterator[Call]) -> Iterator[tuple[Call, list[Option]]]:
+    """Yields each call once per GPU, with the launches there of its choice, and of the ties of a model's choice."""
     devices = [named_device(gpu) for gpu in GPUS]
     for call in of:
         for device in devices:
-            yield call, kit_build.compilables(device, call.problem, policies.choose(call.problem, device))
+            choice = policies.choose(call.problem, device)
+            ties = kits.ties(call.problem, device, choice) if choice.source == "model" else [choice]
+            yield call, [kit_build.compilables(device, call.problem, x) for x in ties]
 
 
-def chosen(count: int, seed: int = SEED) -> dict[str, Compilable]:
-    """The `count` launches with the largest weights, by the keys of their kernels."""
+def chosen(count: int, seed: int = SEED) -> Option:
+    """The `count` launches with the largest weights, by the keys of their kernels. A call's weight goes to that of its
+    ties whose kernels most calls could use."""
+    votes: dict[str, float] = {}
+    launches: Option = {}
+    asked = []
+    for call, options in needed(calls(seed)):
+        for key, of in {key: of for option in options for key, of in option.items()}.items():
+            votes[key] = votes.get(key, 0.0) + call.weight
+            launches.setdefault(key, of)
+        asked.append((call.weight, [tuple(option) for option in options]))
     weights: dict[str, float] = {}
-    launches: dict[str, Compilable] = {}
-    for call, of_call in needed(calls(seed)):
-        launches.update(of_call)
-        for key in of_call:
-            weights[key] = weights.get(key, 0.0) + call.weight
+    for weight, keys_of in asked:
+        for key in max(keys_of, key=lambda keys: min(votes[key] for key in keys)):  # of equals the first
+            weights[key] = weights.get(key, 0.0) + weight
     return {key: launches[key] for key in sorted(weights, key=weights.__getitem__, reverse=True)[:count]}
 
 
 def served(keys: Collection[str], seed: int) -> list[list[formats.Cell]]:
-    """Of each group of GEMMs their number, and the share that needs no other kernel."""
-    found: dict[str, list[bool]] = {}
-    for call, of_call in needed(calls(seed)):
+    """Of each group of GEMMs their number, and the share that needs no other kernel: by the model's choice, and by
+    that or its ties."""
+    found: dict[str, list[tuple[bool, bool]]] = {}
+    for call, options in needed(calls(seed)):
+        there = [all(key in keys for key in option) for option in options]
         for group in call.groups:
-            found.setdefault(group, []).append(all(key in keys for key in of_call))
-    return [[group, len(of), f"{100 * sum(of) / len(of):.0f} %"] for group, of in found.items()]
+            found.setdefault(group, []).append((there[0], any(there)))
+    return [
+        [group, len(of), *(f"{100 * sum(x[i] for x in of) / len(of):.0f} %" for i in (0, 1))]
+        for group, of in found.items()
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,7 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stale = [key for key in found.kernels if not found.is_current(key)]
         print(f"{len(found.kernels)} kernels, {len(stale)} of them stale")
         if given.served:
-            print(formats.table(("GEMMs", "number", "served"), served(found.kernels, given.served)))
+            print(
+                formats.table(
+                    ("GEMMs", "number", "served by the choice", "or a tie"), served(found.kernels, given.served)
+                )
+            )
         return int(bool(stale))
     try:
         built = kit_build.build(given.out, chosen(given.count), CAPABILITY, cache=CACHE, progress=progress)
@@ -168,6 +189,7 @@ def progress(done: int, total: int) -> None:
 if __name__ == "__main__":
     for name in ("POLICY", "BITS"):
         os.environ.pop(f"TRITON_GEMM_{name}", None)
+    os.environ["TRITON_GEMM_KIT"] = "0"  # choices do not depend on what is being built
     with TemporaryDirectory() as empty:  # no tables but the shipped ones
         os.environ["TRITON_GEMM_CACHE_DIR"] = empty
         sys.exit(main())

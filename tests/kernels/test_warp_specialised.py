@@ -30,7 +30,7 @@ from tests.support.simulated_plans import CPU, Simulation, check
 from tests.support.table_fakes import HOPPER
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
-from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels import forms, warp_specialised
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.kernels.splitk import MAX_COUNTERS
@@ -308,7 +308,7 @@ def test_what_is_no_cluster_is_said(kernel: SimpleNamespace, reason: str, monkey
     if "multiprocessors" in reason:
         device = replace(HOPPER, num_sms=8)
     if "Triton" in reason:
-        monkeypatch.setattr(warp_specialised.host, "CLUSTERS", False)
+        monkeypatch.setattr(forms, "CLUSTERS", False)
         illegal = warp_specialised.illegal
     assert illegal(problem, device, config) == reason
     assert illegal(problem, device, replace(config, CLUSTER_M=1, CLUSTER_N=1)) is None

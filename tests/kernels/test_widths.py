@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.support.table_fakes import HOPPER
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY
-from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels import forms, warp_specialised
 from triton_gemm.kernels.schedule import clusters_at_once
-from triton_gemm.kernels.warp_specialised import Config, choice, cluster, host, widths
+from triton_gemm.kernels.warp_specialised import Config, cluster, host, widths
 from triton_gemm.kernels.warp_specialised.configs import FEW_ROWS, LONG
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.selection.select import select
@@ -28,8 +28,7 @@ SIZES = st.integers(1, 3000).map(lambda i: 8 * i)
 def clusters() -> Iterator[None]:
     """As with a Triton that has them."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (choice, host):
-            patch.setattr(module, "CLUSTERS", True)
+        patch.setattr(forms, "CLUSTERS", True)
         yield
 
 
@@ -209,8 +208,7 @@ def test_products_that_wgmma_cannot_span_have_none(problem: GemmProblem) -> None
 
 
 def test_older_tritons_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (choice, host):
-        monkeypatch.setattr(module, "CLUSTERS", False)
+    monkeypatch.setattr(forms, "CLUSTERS", False)
     problem = product(1216, 1264, 4096)
     assert not list(widths.widths(problem, 132))
     assert host.illegal(problem, HOPPER, Config(64, 88, 64, 4, 4)) is not None

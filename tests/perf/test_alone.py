@@ -14,7 +14,7 @@ from perf.bench import alone
 from perf.calibrate.times import PRODUCT
 from perf.measure import environment
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels import forms
 from triton_gemm.selection.select import select
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
@@ -28,8 +28,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with the Triton of the records."""
     monkeypatch.setattr(alone.policies, "choose", select)
     monkeypatch.setattr(alone.policies, "by_model", select)  # neither remembers choices without clusters
-    for module in (warp_specialised.choice, warp_specialised.host):
-        monkeypatch.setattr(module, "CLUSTERS", True)
+    monkeypatch.setattr(forms, "CLUSTERS", True)
 
 
 def test_a_candidate_of_each_tile_and_cluster() -> None:

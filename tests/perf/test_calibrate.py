@@ -22,7 +22,7 @@ from tests.support.table_fakes import HOPPER
 from triton_gemm.calibration import figures, kept, probes
 from triton_gemm.hardware import device_model
 from triton_gemm.hardware.device_model import DeviceModel, model_of
-from triton_gemm.kernels import KERNELS, warp_specialised
+from triton_gemm.kernels import KERNELS, forms, warp_specialised
 from triton_gemm.kernels.candidate import Algorithm, Candidate
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
@@ -241,8 +241,7 @@ def test_what_is_written_is_read(file: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a Triton that has them."""
-    for module in (warp_specialised.choice, warp_specialised.host):
-        monkeypatch.setattr(module, "CLUSTERS", True)
+    monkeypatch.setattr(forms, "CLUSTERS", True)
 
 
 @pytest.mark.usefixtures("clusters")

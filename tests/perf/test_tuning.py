@@ -21,7 +21,7 @@ from perf.tuning.runs import DRAWN, LAYERS, MODELS, NUMBERS, ROWS, RUNS, TWICE, 
 from tests.support.report_records import SURROUNDINGS
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels import forms
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.select import select
 from triton_gemm.suites import SUITES
@@ -328,8 +328,7 @@ def test_a_table_is_rebuilt_from_a_record(
 
 @pytest.mark.parametrize("gpu", SHIPPED_FROM)
 def test_a_shipped_table_is_what_its_records_give(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (warp_specialised.choice, warp_specialised.host):
-        monkeypatch.setattr(module, "CLUSTERS", True)  # as with the Triton that it was measured on
+    monkeypatch.setattr(forms, "CLUSTERS", True)  # as with the Triton that it was measured on
     monkeypatch.setattr(rebuild, "TRITON", "3.9")
     folder = environment.RESULTS / gpu / "tuning/3.9.0"
     table = rebuild.table_of(*(read_json(folder / f"{name}.json") for name in SHIPPED_FROM[gpu]))

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,22 @@ import torch
 import triton
 
 from tests.support.table_fakes import HOPPER
-from triton_gemm import compat
+from triton_gemm import compat, tables
 from triton_gemm.compat import MachineCode
 from triton_gemm.hardware import driver
+from triton_gemm.hardware.device import DeviceInfo
+from triton_gemm.hardware.gpus import named_device
+from triton_gemm.kernels import forms
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import binaries, kit, kits, native_file, step
-from triton_gemm.selection.select import select
+from triton_gemm.reporting import fingerprint
+from triton_gemm.runtime import binaries, kit, kits, native_file, plan, policies, step
+from triton_gemm.selection import generation
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, illegal, launches, ranked, select
+from triton_gemm.suites.problems import gemm_problem
+from triton_gemm.suites.shapes import Shape
+from triton_gemm.tables import files
+from triton_gemm.tuning.candidates import candidates
 
 PROBLEM = GemmProblem.of(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in "abc"))
 (LAUNCH,) = binaries.launches_on(HOPPER, PROBLEM, select(PROBLEM, HOPPER))
@@ -35,9 +46,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.delenv("TRITON_GEMM_KIT", raising=False)
     kits.used.cache_clear()
     native_file.setting.cache_clear()
+    generation.advance_models()
     yield
     kits.used.cache_clear()
     native_file.setting.cache_clear()
+    generation.advance_models()
 
 
 def write(file: Path, made: MachineCode = MADE, capability: tuple[int, int] = (9, 0)) -> Path:
@@ -243,3 +256,138 @@ def test_what_a_kit_has_launches_as_what_is_compiled(
     of_compiler._load(found)
     of_kit.compile(OPERANDS)
     assert of_kit.entry == of_compiler.entry and of_kit.entry is not None
+
+
+# --- Choices ---
+
+SQUARE = gemm_problem(Shape(2048, 2048, 2048), "bf16")
+
+
+def ties() -> list[tuple[float, Selection]]:
+    """Legal candidates of the choice's class of bits in the forms of kits, the fastest first."""
+    with forms.of_kits():
+        wanted = bit_class(SQUARE, select(SQUARE, HOPPER))
+        return [
+            (us, replace(Selection.of(candidate, "made"), kit=True))
+            for us, candidate in ranked(SQUARE, HOPPER)
+            if bit_class(SQUARE, candidate) == wanted and illegal(SQUARE, HOPPER, candidate) is None
+        ]
+
+
+def write_kit_of(*selections: Selection, problem: GemmProblem = SQUARE, device: DeviceInfo = HOPPER) -> None:
+    made = {kit.key_of(x): x[0] for of in selections for x in binaries.identities(device, problem, of)}  # type: ignore[index]
+    sources = kit.sources_of(LAUNCH.kernel)
+    kits.SHIPPED.mkdir(exist_ok=True)
+    kernels = {key: kit.Kernel(MADE._replace(symbol=name), sources) for key, name in made.items()}
+    kit.write(kits.SHIPPED / "sm_90a.kit", (9, 0), kernels, {"triton": "3.9.0"})
+    kits.used.cache_clear()
+    generation.advance_models()
+
+
+def test_of_ties_the_choice_is_what_a_kit_has(caplog: pytest.LogCaptureFixture) -> None:
+    """A candidate of the same bits that is predicted to be about as fast, unless the kit has the model's choice."""
+    (first_us, first), *others = ties()
+    without = policies.choose(SQUARE, HOPPER)
+    assert not without.kit
+    near = [x for us, x in others if us <= kits.TIES * first_us]
+    far = next(x for us, x in others if us > kits.TIES * first_us)
+    assert near, "an example without ties"
+    for has, expected in (([near[-1]], near[-1]), ([first, near[0]], first), ([far, near[0]], near[0])):
+        write_kit_of(*has)
+        found = policies.choose(SQUARE, HOPPER)
+        assert found.algorithm == expected.algorithm and found.source == "model" and found.kit
+        assert bit_class(SQUARE, found) == bit_class(SQUARE, first)
+    write_kit_of(far)
+    assert policies.choose(SQUARE, HOPPER) == without
+    write_kit_of(first)
+    found = policies.choose(SQUARE, HOPPER, invariant=True)
+    assert found.algorithm == policies._invariant_by_model(SQUARE, HOPPER).algorithm
+    kits.refuse(kits.used((9, 0))[0], RuntimeError("the driver is too old"))
+    assert policies.choose(SQUARE, HOPPER) == without and len(warnings(caplog)) == 1
+
+
+def test_stale_kernels_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = policies.choose(SQUARE, HOPPER)
+    (_, first), *_ = ties()
+    write_kit_of(first)
+    assert policies.choose(SQUARE, HOPPER).kit
+    monkeypatch.setattr(kit, "source_hash", lambda _: "changed")
+    generation.advance_models()
+    assert policies.choose(SQUARE, HOPPER) == without
+
+
+@pytest.fixture
+def older_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a Triton that compiles no clusters, and has no tables."""
+    monkeypatch.setattr(forms, "CLUSTERS", False)
+    monkeypatch.setattr(plan, "CLUSTERS", False)
+    generation.advance_models()
+
+
+H100 = named_device("h100")
+CLUSTERED = gemm_problem(Shape(4096, 4096, 4096), "bf16")
+
+
+def in_forms_of_kits(problem: GemmProblem) -> Selection:
+    with forms.of_kits():
+        return select(problem, H100)
+
+
+def test_an_older_triton_runs_what_it_cannot_compile(older_triton: None) -> None:
+    """The choice has clusters where a kit holds it, and its launches are those that the kit was made from."""
+    without = policies.choose(CLUSTERED, H100)
+    wanted = in_forms_of_kits(CLUSTERED)
+    assert without.config.ctas == 1 < wanted.config.ctas  # type: ignore[attr-defined]
+    with forms.of_kits():
+        made = launches(CLUSTERED, wanted)
+    write_kit_of(replace(wanted, kit=True), problem=CLUSTERED, device=H100)
+    found = policies.choose(CLUSTERED, H100)
+    assert found.algorithm == wanted.algorithm and found.kit and "from a kit" in str(replace(found, policy="cached"))
+    assert launches(CLUSTERED, found) == made
+    assert kits.holds(CLUSTERED, H100, found) and not kits.holds(CLUSTERED, H100, without)
+    assert candidates(CLUSTERED, H100, without, "any")[1] == found
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_kit_that_is_refused_when_a_plan_is_made(
+    refused: bool, older_triton: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the installed Triton cannot compile is loaded when it is planned, or something else is planned."""
+    wanted = in_forms_of_kits(CLUSTERED)
+    write_kit_of(replace(wanted, kit=True), problem=CLUSTERED, device=H100)
+
+    def load(self: step.Step, made: MachineCode) -> None:
+        if refused:
+            raise driver.DriverError("cuModuleLoadData", 222)
+        self.call = print
+
+    monkeypatch.setattr(driver, "error_text", lambda _: "too old")
+    monkeypatch.setattr(step.Step, "_load", load)
+    monkeypatch.setattr(step, "compiled_before", lambda *_: None)
+    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
+    for name in ("info_of", "device_info"):
+        monkeypatch.setattr(plan, name, lambda _: H100)
+    found = plan._new_plan(CLUSTERED, torch.device("cpu"), None)
+    assert isinstance(found, plan.GemmPlan) and found.selection.kit is found.compiled is not refused
+    assert (found.selection.algorithm == wanted.algorithm) is not refused
+    assert len(warnings(caplog)) == refused
+
+
+def test_an_older_triton_uses_tables_of_the_kits(older_triton: None) -> None:
+    (path,) = tables.SHIPPED.glob("*5120bit*")
+    table = files.look(path).table
+    assert table is not None
+    clustered = ((x, of) for x, of in table.entries.items() if getattr(of.algorithm.config, "ctas", 1) > 1)
+    problem, entry = next(clustered)
+    assert policies.choose(problem, H100).source == "model"
+    before = fingerprint.selection_fingerprint(H100, parts=True)
+    by_table = replace(entry.selection(problem, "shipped table"), kit=True)
+    write_kit_of(by_table, problem=problem, device=H100)
+    found = policies.choose(problem, H100)
+    assert (found.algorithm, found.source, found.kit) == (by_table.algorithm, "shipped table", True)
+    with policies.policy("error"):
+        assert policies.choose(problem, H100) == found
+    with policies.policy("model"):
+        assert policies.choose(problem, H100).source == "model"
+    after = fingerprint.selection_fingerprint(H100, parts=True)
+    assert {part for part in before if before[part] != after[part]} == {"kits", "tables"}

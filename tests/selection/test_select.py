@@ -19,7 +19,7 @@ from triton_gemm.arithmetic import EMULATED, MODES
 from triton_gemm.hardware.device import INTERPRETER, SHARED_MEMORY, device_of_capability
 from triton_gemm.hardware.device_model import measured, model_of
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.kernels import cost_model, fma, gemv, skinny, warp_specialised
+from triton_gemm.kernels import cost_model, fma, forms, gemv, skinny, warp_specialised
 from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.launch import Pointer, TensorMap
 from triton_gemm.kernels.portable import host
@@ -160,8 +160,7 @@ def test_what_is_left_out_would_not_have_been_chosen(
     name: str, groups: str | None, clusters: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`select` compares only what may be the fastest: as if it had compared all."""
-    for module in (warp_specialised.choice, warp_specialised.host):
-        monkeypatch.setattr(module, "CLUSTERS", clusters)
+    monkeypatch.setattr(forms, "CLUSTERS", clusters)
     device, random = replace(HOPPER, name=name), Random(0)
     for _ in range(40):
         M, N, K = (random.choice([random.randrange(8, 1024, 8), 2 ** random.randint(4, 14)]) for _ in range(3))
@@ -181,8 +180,7 @@ def test_what_is_left_out_would_not_have_been_chosen(
 @pytest.mark.parametrize("K", [200, 4096, 65536])
 def test_no_candidate_takes_less_than_its_bound(name: str, mode: str, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And each has one: whole, cut on its last wave or all over, added up by a second launch, and of few rows."""
-    for module in (warp_specialised.choice, warp_specialised.host):
-        monkeypatch.setattr(module, "CLUSTERS", True)
+    monkeypatch.setattr(forms, "CLUSTERS", True)
     kernel, model = kernels.named(name), model_of(HOPPER)
     for M, N, batch in ((1, 4096, 1), (48, 512, 3), (136, 1536, 1), (640, 2112, 1), (4096, 4096, 1), (264, 256, 16)):
         problem = in_mode(mode, M=M, N=N, K=K, batch=batch)
@@ -543,8 +541,7 @@ def test_both_operands_may_need_a_copy() -> None:
 def test_an_operand_is_copied_where_l2_serves_the_copy_with_fewer_sectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """M = 364, K = 5816: rows begin inside of sectors, and copying the small operand is soon paid for; not in clusters,
     whose CTAs share what L2 serves."""
-    for module in (warp_specialised.choice, warp_specialised.host):
-        monkeypatch.setattr(module, "CLUSTERS", False)
+    monkeypatch.setattr(forms, "CLUSTERS", False)
     b = Layout((0, 1, 5816))
     assert select(of(364, 6592, 5816, b=b), HOPPER).packed == ("a",)
     assert select(of(364, 6592, 5824, b=Layout((0, 1, 5824))), HOPPER).packed == ()
@@ -650,8 +647,7 @@ def test_clusters_are_chosen_where_they_can_run_and_missed_where_not(
     newer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = of(712, 1264, 4976)
-    for module in (warp_specialised.choice, warp_specialised.host):
-        monkeypatch.setattr(module, "CLUSTERS", newer)
+    monkeypatch.setattr(forms, "CLUSTERS", newer)
     compared = {candidate.algorithm.config for _, candidate in ranked(problem, HOPPER)}
     assert bool(compared & {*warp_specialised.CLUSTERED}) == newer
     choice = select(problem, HOPPER)

@@ -26,7 +26,7 @@ from triton_gemm.hardware import nvml
 from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.hardware.silicon import Silicon
-from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels import forms
 from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
@@ -127,8 +127,7 @@ def test_a_users_entry_goes_before_a_shipped_one(folder: Path, tmp_path: Path, m
 def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, monkeypatch: Any) -> None:
     """After a change of choices, rebuild tables by `python -m perf.tuning --rebuild RECORDS --table FILE`; tests/perf
     compares them with their records."""
-    for module in (warp_specialised.choice, warp_specialised.host):
-        monkeypatch.setattr(module, "CLUSTERS", True)  # as with the Triton that it was measured on
+    monkeypatch.setattr(forms, "CLUSTERS", True)  # as with the Triton that it was measured on
     found = files.look(path)
     table = found.table
     assert found.wrong is None and table is not None and table.name == path.name

@@ -16,6 +16,7 @@ from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import kernels
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.hardware.gpus import named_device
+from triton_gemm.kernels import forms
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime.binaries import launches_on
@@ -128,8 +129,7 @@ def test_users_configurations_join() -> None:
     assert ways["warp_specialised"].work.programs == min(count, HOPPER.num_sms)  # type: ignore[union-attr]
     # A kernel's own, which it does not offer by itself.
     clustered = kernels.warp_specialised.Config(128, 128, 64, 8, 6, CLUSTER_M=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels.warp_specialised.host, "CLUSTERS", True)
+    with forms.of_kits():
         assert any(way.config == clustered for way in of(problem, configs=[clustered]))
 
 

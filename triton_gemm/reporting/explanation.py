@@ -18,7 +18,7 @@ from ..hardware.device_model import origin
 from ..hardware.gpus import named_device
 from ..operands import Order, operands_of_sizes
 from ..problem import Activation, GemmProblem, Request
-from ..runtime import plan, policies
+from ..runtime import kits, plan, policies
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection, next_best
 
@@ -171,6 +171,7 @@ def explain(*operands: Any, **given: Any) -> Selection:
     bits = bit_class(problem, selection)
     if of_columns:  # they are multiplied as groups of rows of c^T
         selection = replace(selection, algorithm=selection.algorithm._replace(swap_ab=True))
+    selection = replace(selection, kit=selection.kit or kits.holds(problem, info, selection))
     return replace(selection, device=info.name, policy=policies.current().name, bits=bits, model=origin(info))
 
 

@@ -13,7 +13,8 @@ from .. import arguments, tables
 from ..functional.routing import first_calls
 from ..hardware.device import DeviceInfo, current_device_info
 from ..hardware.device_model import model_of, origin
-from ..runtime import policies
+from ..kernels import forms
+from ..runtime import kits, policies
 
 
 @overload
@@ -27,9 +28,9 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: Literal[Tr
 def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = False) -> str | dict[str, str]:
     """A short hash of everything that decides which kernel runs, to compare processes by.
 
-    Equal fingerprints give equal choices: the policy, the first calls that `use` set, the tuner's name, the tables for
-    this GPU, its GPU key and cost model, versions and this package's sources. A choice also depends on the GEMM itself
-    and on torch's setting of fp32's precision, which the hash does not contain.
+    Equal fingerprints give equal choices: the policy, the first calls that `use` set, the tuner's name, the tables and
+    kits for this GPU, its GPU key and cost model, versions and this package's sources. A choice also depends on the
+    GEMM itself and on torch's setting of fp32's precision, which the hash does not contain.
 
     Args:
         device: The GPU; None: the current one.
@@ -43,7 +44,8 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = Fal
         "policy": (name if name == "model" else f"{name}, bits {bits}") + ", batch-invariant" * invariant,
         "first calls": first_calls(),
         "tuner": policies.tuner_name() if name == "tune" else "not asked",
-        "tables": "not asked" if name == "model" else tables.contents(device, bits)[:16],
+        "tables": "not asked" if name == "model" else _tables(device, bits),
+        "kits": kits.contents(device.capability),
         "device": f"{device.name}, {tables.Silicon.of(device)}",
         "device model": f"{origin(device)}, {_model(device)}",
         "versions": tables.versions(),
@@ -82,6 +84,15 @@ def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: Dev
             differ.append(f"{part} ({told})")
     if differ:
         raise RuntimeError(f"ranks would choose differently, because they differ in {' and in '.join(differ)}")
+
+
+def _tables(device: DeviceInfo, bits: tables.files.Bits) -> str:
+    """Of those of the installed Triton, and of the Triton of each kit in use."""
+    found = [tables.contents(device, bits)]
+    for triton in kits.others(device.capability):
+        with forms.of_kits():
+            found.append(tables.contents(device, bits, triton))
+    return found[0][:16] if len(found) == 1 else _hash("".join(found))
 
 
 def _model(device: DeviceInfo) -> str:

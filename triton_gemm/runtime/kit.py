@@ -128,9 +128,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kit:
-    """A kit that was opened: its file, and its index. made_by: versions; hashes: of source files."""
+    """A kit that was opened: its file, and its index, of which digest is a hash. made_by: versions; hashes: of source
+    files."""
 
     file: Path
+    digest: str
     capability: tuple[int, int]
     made_by: Mapping[str, str]
     hashes: Mapping[str, str]
@@ -217,7 +219,7 @@ def read(file: Path) -> Kit:
             raise ValueError("a kernel's sources are not the package's")
         major, minor = map(int, index["capability"])
         made_by = {str(name): str(version) for name, version in index["made_by"].items()}
-        return Kit(file, (major, minor), made_by, hashes, kernels, sources, tuple(groups))
+        return Kit(file, _digest(text), (major, minor), made_by, hashes, kernels, sources, tuple(groups))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DamagedError(f"its index is wrong: {type(error).__name__}: {error}") from None
 

@@ -6,22 +6,33 @@ A kernel that no kit has is compiled. A kit that is damaged, or that the driver 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
 from ..compat import MachineCode, compiles_anew
+from ..hardware.device import DeviceInfo
+from ..kernels import forms
+from ..kernels.candidate import Candidate
 from ..kernels.launch import Launch
+from ..problem import GemmProblem
+from ..selection import generation
+from ..selection.bit_classes import bit_class
+from ..selection.select import Selection, about, given, illegal, ranked, remembered
+from ..tables.files import TRITON
 from . import kit
-from .binaries import identity
+from .binaries import identities, identity
 from .native_file import open_safely, setting
 
 VARIABLE = "TRITON_GEMM_KIT"
 SHIPPED = kit.PACKAGE / "kits"
 NAMES = {(9, 0): "sm_90a.kit"}  # by compute capability
+TIES = 1.02  # of the least predicted time, to which a kernel that a kit has is chosen: the model's error is more
 
 log = logging.getLogger("triton_gemm")
 
@@ -30,10 +41,10 @@ log = logging.getLogger("triton_gemm")
 def used(capability: tuple[int, int]) -> list[kit.Kit]:
     """Those for GPUs of a compute capability: the user's first. None under TRITON_GEMM_KIT=0. One that turns out to be
     damaged is taken out."""
-    given = setting(VARIABLE)
-    if given == "0" or capability not in NAMES:
+    named = setting(VARIABLE)
+    if named == "0" or capability not in NAMES:
         return []
-    found = [] if given == "1" else _opened(Path(given), checked=True)
+    found = [] if named == "1" else _opened(Path(named), checked=True)
     if (own := SHIPPED / NAMES[capability]).exists():
         found += _opened(own)
     return [x for x in found if x.capability == capability]
@@ -69,11 +80,61 @@ def code_of(
     return None
 
 
+def others(capability: tuple[int, int]) -> list[str]:
+    """The minor versions of Triton that compiled the kits in use, but for the installed one."""
+    found = (".".join(x.made_by.get("triton", "").split(".")[:2]) for x in used(capability))
+    return [x for x in dict.fromkeys(found) if x != TRITON]
+
+
+def contents(capability: tuple[int, int]) -> str:
+    """Of all kits in use a hash each: equal where they hold the same machine code of the same sources."""
+    if compiles_anew():
+        return "none"
+    return ", ".join(of.digest for of in used(capability)) or "none"
+
+
+@generation.of_models(4096)
+def choice(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
+    """The model's choice in the forms of kits (`forms`), or the first of its `ties`, of which kits hold all kernels."""
+    if not used(device.capability):
+        return None
+    with forms.of_kits():
+        try:
+            by_model = remembered(problem.to_choose_for(), device)
+        except RuntimeError:  # there is none
+            return None
+        return next((found for found in ties(problem, device, by_model) if holds(problem, device, found)), None)
+
+
+def ties(problem: GemmProblem, device: DeviceInfo, by_model: Selection) -> Iterator[Selection]:
+    """The model's choice, then legal candidates of its class of bits that are predicted to take at most TIES times as
+    long as the fastest, the fastest first. All are marked as a kit's."""
+    yield replace(by_model, kit=True)
+    wanted, limit = bit_class(problem, by_model), math.inf
+    for time_us, candidate in ranked(problem.to_choose_for(), device):
+        if time_us > limit:
+            break
+        own = Candidate(given(problem, candidate.algorithm), candidate.algorithm)
+        if bit_class(problem, own) == wanted and illegal(problem, device, own) is None:
+            limit = min(limit, TIES * time_us)
+            if own.algorithm != by_model.algorithm:
+                yield replace(Selection.of(own, about(time_us, problem, device)), kit=True)
+
+
+def holds(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> bool:
+    """Whether kits in use have all kernels of a selection, from the sources of now."""
+    if not used(device.capability) or compiles_anew():
+        return False
+    keys = [kit.key_of(x) for x in identities(device, problem, selection)]
+    return all(any(key in of.kernels and of.is_current(key) for of in used(device.capability)) for key in keys)
+
+
 def refuse(of: kit.Kit, error: Exception) -> None:
     """Has a kit not be used any more."""
     for kits in (used(capability) for capability in NAMES):
         with suppress(ValueError):  # another thread was first
             kits.remove(of)
+            generation.advance_models()  # choices depended on it
             _warn(of.file, error)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from ..arithmetic import fp32_precision
 from ..compat import (
+    CLUSTERS,
     INTERPRETED,
     current_device,
     current_stream,
@@ -293,4 +294,8 @@ def _new_plan(problem: GemmProblem, device: torch.device, invariant: bool | None
     selection = selection_for(problem, info, may_tune=True, invariant=invariant)
     if INTERPRETED:
         return InterpretedPlan(problem, selection)
-    return GemmPlan(problem, selection, device, FirstCalls(info) if background.enabled() else None)
+    first_calls = FirstCalls(info) if background.enabled() else None
+    plan = GemmPlan(problem, selection, device, first_calls)
+    if selection.kit and not CLUSTERS and not plan.load():  # the driver refused the kit, and Triton cannot compile it
+        return GemmPlan(problem, policies.by_model(problem.to_choose_for(), info), device, first_calls)
+    return plan

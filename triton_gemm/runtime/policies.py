@@ -27,11 +27,13 @@ import torch
 from .. import arguments, tables
 from ..compat import INTERPRETED, backward_here, context_of_backward, hide_from_dynamo, must_dispatch
 from ..hardware.device import DeviceInfo
+from ..kernels import forms
 from ..problem import GemmProblem
 from ..selection import batch_invariance, generation
 from ..selection.bit_classes import bit_class
-from ..selection.select import Selection, select
+from ..selection.select import Selection, about, illegal, ranked, remembered
 from ..tables.files import BITS, Bits
+from . import kits
 
 PolicyName = Literal["model", "cached", "tune", "error"]
 NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -61,11 +63,10 @@ _process: Policy | None = None
 _tuner: Tuner | None = None
 _warned: set[str] = set()  # wrong values
 
-by_model = generation.of_models(4096)(select)
+by_model = remembered
 _invariant_by_model = generation.of_models(4096)(batch_invariance.select)
 
 
-@generation.of_models(4096)
 def _class_by_model(problem: GemmProblem, device: DeviceInfo) -> str:
     """The class of bits of the model's choice."""
     return bit_class(problem, by_model(problem, device))
@@ -254,11 +255,18 @@ def choose(
     RuntimeError where the policy is "error" and no table has it, or "tune" and there is no tuner or it answers another
     class; as `select` else.
     """
-    problem = problem.to_choose_for()
+    asked, problem = problem, problem.to_choose_for()
     name, bits, invariant_here = current()
     invariant = invariant_here if invariant is None else invariant
+    # Kits of another Triton than the installed one decide bits, too, where they hold a product's kernels.
+    others = not invariant and kits.others(device.capability)
+    of_kits = _of_kits(asked, device, name, bits) if others else None
     wanted = batch_invariance.class_of if invariant else _class_by_model if bits == "same" else None
+    if of_kits is not None and bits == "same":
+        wanted = lambda *_: bit_class(problem, of_kits)  # noqa: E731
     found = None if name == "model" else tables.lookup(problem, device, bits, wanted)
+    if found is None and of_kits is not None and of_kits.source != "model":
+        found = of_kits
     if found is None and name == "error":
         raise RuntimeError(
             f'no table has {_text(problem)} on {device.name}, and the policy is "error": tune it, or set "cached"'
@@ -266,8 +274,37 @@ def choose(
     if found is None and name == "tune" and may_tune and _may_time():
         found = _tuned(problem, device, batch_invariance.class_of(problem, device) if invariant else None)
     if found is None:
-        found = (_invariant_by_model if invariant else by_model)(problem, device)
+        if invariant:
+            found = _invariant_by_model(problem, device)
+        else:
+            found = of_kits or kits.choice(asked, device)
+    if found is None:
+        plain = _of_kits(problem, device, name, bits) if others and asked != problem else None
+        found = _with_bits_of(plain, problem, device)
     return replace(found, batch_invariant=True) if invariant else found
+
+
+def _of_kits(problem: GemmProblem, device: DeviceInfo, name: PolicyName, bits: Bits) -> Selection | None:
+    """What kits hold all kernels of: what tables of their Triton say, else the model's choice, or a tie of it."""
+    wanted = _class_by_model if bits == "same" else None
+    for triton in kits.others(device.capability) if name != "model" else ():
+        with forms.of_kits():
+            found = tables.lookup(problem.to_choose_for(), device, bits, wanted, triton)
+            if found is not None and kits.holds(problem, device, found):
+                return replace(found, kit=True)
+    return kits.choice(problem, device)
+
+
+def _with_bits_of(plain: Selection | None, problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """What the installed Triton compiles for a product: of the bits of `plain`, what kits hold for the same product
+    without a preactivation, where a candidate has them; else the model's choice."""
+    found = by_model(problem, device)
+    wanted = bit_class(problem, plain or found)
+    if bit_class(problem, found) == wanted:
+        return found
+    alike = ((us, x) for us, x in ranked(problem, device) if bit_class(problem, x) == wanted)
+    legal = (Selection.of(x, about(us, problem, device)) for us, x in alike if illegal(problem, device, x) is None)
+    return next(legal, found)
 
 
 def torch_is_faster(problem: GemmProblem, device: DeviceInfo) -> bool:

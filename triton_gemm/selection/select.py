@@ -15,11 +15,13 @@ from ..arithmetic import HALF
 from ..config import TileConfig
 from ..hardware.device import INTERPRETER, DeviceInfo
 from ..hardware.device_model import DeviceModel, model_of, origin
+from ..kernels import forms
 from ..kernels.candidate import FEW_ROWS, Algorithm, Bounded, Candidate, Work
 from ..kernels.cost_model import ROUNDING, roofline
 from ..kernels.launch import Launch
 from ..kernels.schedule import Schedule
 from ..problem import GemmProblem
+from . import generation
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Selection:
         bits: The bit class: on one GPU equal classes give equal bits (docs/bits.md).
         batch_invariant: Whether the class is the same for any number of rows.
         model: Where the cost model's parameters come from: "calibrated", "shipped" or "derived".
+        kit: Whether its machine code is a kit's, and not compiled by the installed Triton.
     """
 
     algorithm: Algorithm
@@ -50,6 +53,7 @@ class Selection:
     bits: str | None = None
     batch_invariant: bool = False
     model: str | None = None
+    kit: bool = False
 
     @classmethod
     def of(cls, candidate: Candidate, reason: str, source: str = "model") -> Selection:
@@ -110,6 +114,7 @@ class Selection:
         notes += ["swap_ab"] * self.swap_ab + [f"{x} repacked" for x in self.packed]
         where = "" if self.device is None else f", on {self.device}"
         chosen = "" if self.policy is None else f"; chosen by the {self.chooser}, policy {self.policy}"
+        chosen += ", from a kit" * self.kit
         bits = "" if self.bits is None else f"; bits: {self.bits}" + ", for any number of rows" * self.batch_invariant
         return f"{', '.join(notes)}{where}: {self.reason}{bits}{chosen}"
 
@@ -220,6 +225,16 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
     return Selection.of(found, reason)
 
 
+@generation.of_models(4096)
+def _remembered(problem: GemmProblem, device: DeviceInfo, clusters: bool) -> Selection:
+    return select(problem, device)
+
+
+def remembered(problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """`select` in the forms of here, of earlier calls the result again."""
+    return _remembered(problem, device, forms.clusters())
+
+
 def next_best(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> Selection:
     """What `select` gave, whose reason names the next best kernel, too."""
     for time, candidate in ranked(problem, device):
@@ -244,5 +259,6 @@ def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
     problem = given(problem, selection.algorithm)
     if selection.swap_ab:
         names = {"a": names.get("b", "b"), "b": names.get("a", "a"), "a_scale": "b_scale", "b_scale": "a_scale"}
-    made = kernels.named(selection.kernel).launches(problem, selection.config, selection.work)
+    with forms.of_kits(selection.kit):
+        made = kernels.named(selection.kernel).launches(problem, selection.config, selection.work)
     return (*copies, *(launch.renamed(names) for launch in made))

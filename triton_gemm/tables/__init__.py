@@ -62,7 +62,7 @@ JOURNAL = ".tuning.jsonl"  # ends the names of files in which a tuner notes what
 Source = Literal["user's table", "shipped table"]
 
 _lock = free_in_children(threading.RLock())  # one thread reads files; what it calls, and handlers of signals, may too
-_loaded: dict[tuple[Path, DeviceInfo, str], dict[Bits, Table]] = {}
+_loaded: dict[tuple[Path, DeviceInfo, str, str], dict[Bits, Table]] = {}
 _ignored: Counter[str] = Counter()
 cleared = 0  # how often this process has cleared the tables
 
@@ -115,16 +115,17 @@ def lookup(
     device: DeviceInfo,
     bits: Bits = "same",
     only: Callable[[GemmProblem, DeviceInfo], str] | None = None,
+    triton: str = files.TRITON,
 ) -> Selection | None:
     """What a table says is fastest for `problem` on `device`, a user's before a shipped one, or None.
 
     bits: "same" asks the tables of that name alone, "any" those of the fastest, whatever their bits, first. only: says
     which class of bits (`bit_classes`) entries must have, and is called only if there is one. Entries of another class,
-    and those that the device cannot run, are left out, and counted in `ignored()`.
+    and those that the device cannot run, are left out, and counted in `ignored()`. triton: whose tables are asked.
     """
     _check("lookup", device, bits, problem)
     arguments.callback("lookup", "only", only)
-    for source, entry in _held(problem, device, bits):
+    for source, entry in _held(problem, device, bits, triton):
         why = illegal(problem, device, entry.algorithm)
         if why is None:
             found = entry.selection(problem, source)
@@ -154,10 +155,12 @@ def torch_is_faster(problem: GemmProblem, device: DeviceInfo, invariant: bool = 
     return False
 
 
-def _held(problem: GemmProblem, device: DeviceInfo, bits: Bits) -> Iterator[tuple[Source, Entry]]:
+def _held(
+    problem: GemmProblem, device: DeviceInfo, bits: Bits, triton: str = files.TRITON
+) -> Iterator[tuple[Source, Entry]]:
     """The entries that answer for a problem, legal or not, in the order in which they are asked."""
     for source, where in _folders():
-        for table in _asked(where, device, bits):
+        for table in _asked(where, device, bits, triton):
             entry = table.entries.get(problem) or _of_more_rows(problem, device, table)
             if entry is not None:
                 yield source, entry
@@ -210,29 +213,29 @@ def _check(function: str, device: DeviceInfo, bits: Bits, *problems: GemmProblem
     arguments.one_of(function, "bits", bits, BITS)
 
 
-def _asked(where: Path, device: DeviceInfo, bits: Bits) -> list[Table]:
+def _asked(where: Path, device: DeviceInfo, bits: Bits, triton: str = files.TRITON) -> list[Table]:
     """A folder's tables in the order in which they are asked."""
-    tables = _tables(where, device)
+    tables = _tables(where, device, triton)
     kinds: tuple[Bits, ...] = ("any", "same") if bits == "any" else ("same",)
     return [tables[kind] for kind in kinds if kind in tables]
 
 
-def _tables(where: Path, device: DeviceInfo) -> dict[Bits, Table]:
-    """The tables of a folder for a device, by class of bits. Where it has none, all that costs is a look at the folder,
-    once: NVML, which knows the power limit, is not asked."""
-    loaded, key = _loaded, (where, device, device.uuid)
+def _tables(where: Path, device: DeviceInfo, triton: str = files.TRITON) -> dict[Bits, Table]:
+    """The tables of a folder for a device and a minor version of Triton, by class of bits. Where it has none, all that
+    costs is a look at the folder, once: NVML, which knows the power limit, is not asked."""
+    loaded, key = _loaded, (where, device, device.uuid, triton)
     found = loaded.get(key)
     if found is None:
         with _lock:
             found = loaded.get(key)
             if found is None:
-                found = loaded[key] = _load(where, device)
+                found = loaded[key] = _load(where, device, triton)
     return found
 
 
-def _load(where: Path, device: DeviceInfo) -> dict[Bits, Table]:
+def _load(where: Path, device: DeviceInfo, triton: str) -> dict[Bits, Table]:
     names = files.names_read(where, without_power(device.capability, device.num_sms, device.bus_width))
-    empty = [Table(Silicon.of(device), bits=bits) for bits in BITS] if names else []
+    empty = [Table(Silicon.of(device), triton, bits) for bits in BITS] if names else []
     return {table.bits: _read_or_empty(where, table) for table in empty if table.name in names}
 
 
@@ -252,12 +255,12 @@ def reload() -> None:
     generation.advance()
 
 
-def contents(device: DeviceInfo, bits: Bits = "same") -> str:
+def contents(device: DeviceInfo, bits: Bits = "same", triton: str = files.TRITON) -> str:
     """A hash of all that a product may be given from a table on `device`, batch-invariant or not: equal where answers
-    are, whatever is always left out."""
+    are, whatever is always left out. triton: as in `lookup`."""
     found = hashlib.sha256()
     for source, where in _folders():
-        for table in _asked(where, device, bits):
+        for table in _asked(where, device, bits, triton):
             given = (one for one in table.entries.items() if _answers(one[0], device, one[1], bits))
             chosen = sorted(
                 text_of(

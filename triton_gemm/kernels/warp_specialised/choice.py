@@ -7,11 +7,10 @@ from functools import lru_cache
 from math import sqrt
 from typing import Any
 
-from ...compat import CLUSTERS
 from ...hardware.device import DeviceInfo
 from ...hardware.device_model import DeviceModel
 from ...problem import GemmProblem
-from .. import repack
+from .. import forms, repack
 from ..candidate import Algorithm, Bounded, Candidate
 from ..cost_model import SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
@@ -67,8 +66,8 @@ def given_as(problem: GemmProblem, device: DeviceInfo) -> Iterator[tuple[GemmPro
 
 def _clusters(problem: GemmProblem) -> tuple[bool, bool]:
     """Whether configurations in clusters are compared, only where they can run; and whether those for long sums."""
-    clusters = CLUSTERS and not problem.groups
-    return clusters, clusters and max(problem.M, problem.N) * LONG <= problem.K
+    clustered = forms.clusters() and not problem.groups
+    return clustered, clustered and max(problem.M, problem.N) * LONG <= problem.K
 
 
 def quick(problem: GemmProblem, device: DeviceInfo, parts: int = 1) -> Iterator[Candidate]:
@@ -85,7 +84,7 @@ def quick(problem: GemmProblem, device: DeviceInfo, parts: int = 1) -> Iterator[
 
 def without_clusters(problem: GemmProblem) -> str:
     """What there is to say where Triton is too old for clusters, which would else be compared."""
-    return "" if CLUSTERS or problem.groups else "; without clusters, which need Triton 3.9"
+    return "" if forms.clusters() or problem.groups else "; without clusters, which need Triton 3.9"
 
 
 def _packings(problem: GemmProblem) -> list[tuple[str, ...]]:

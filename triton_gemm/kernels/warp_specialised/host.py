@@ -8,11 +8,11 @@ from functools import cache
 import torch
 
 from ...arithmetic import HALF
-from ...compat import CLUSTERS
 from ...config import MAX_REGISTERS_PER_THREAD
 from ...hardware.device import INTERPRETER, SHARED_MEMORY, DeviceInfo
 from ...problem import GemmProblem
 from .. import groups
+from ..forms import clusters
 from ..launch import MAX_SIZE, Launch, Pointer, Scalar
 from ..reduction import launch as reduction
 from ..reduction import parts_of, sums_of
@@ -30,7 +30,7 @@ FEW = (8, 16, 32, 48)  # numbers of rows that may be copied of a larger tile: mu
 def spans_widths(problem: GemmProblem) -> bool:
     """Whether one `wgmma`, in PTX, can span the width of any tile that is a multiple of 8."""
     return (
-        CLUSTERS
+        clusters()
         and problem.dtype.itemsize == 2
         and problem.b.column_major
         and c_by_tma(problem)
@@ -47,7 +47,7 @@ def wide_mma(problem: GemmProblem, config: Config) -> bool:
 def few_copied(problem: GemmProblem) -> tuple[int, int]:
     """The number of rows of A, and of columns of B, that are copied of tiles that have more: one of FEW, as each is
     compiled separately; 0 for all. K-major operands only, whose rows follow one another in shared memory."""
-    if not CLUSTERS or problem.groups:
+    if not clusters() or problem.groups:
         return 0, 0
     a, b = (next((rows for rows in FEW if rows >= extent), 0) for extent in (problem.M, problem.N))
     return 0 if problem.a.column_major else a, b if problem.b.column_major else 0
@@ -233,7 +233,7 @@ def _counters(config: Config, schedule: Schedule) -> int:
 
 def _cluster_illegal(problem: GemmProblem, device: DeviceInfo, config: Config) -> str | None:
     """Why its CTAs cannot be clusters, or None."""
-    if not CLUSTERS:
+    if not clusters():
         return "clusters need Triton 3.9 or newer"
     if problem.groups:
         return "a cluster's tiles are of one matrix, and groups end inside of them"
