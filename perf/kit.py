@@ -4,7 +4,8 @@ What it holds is chosen by use: GEMMs of the suites' models and drawn ones of ev
 and an H200, with the dtypes, epilogues and derivatives that models use. Of each kernel the weights of the GEMMs that
 need it are added up, and the COUNT heaviest kernels are compiled, or kept from the file. Of candidates that are
 predicted to tie, the one whose kernels most other GEMMs could use counts. --served SEED says, without building, for
-which share of other GEMMs the file has all kernels. --check counts kernels whose sources have changed since. Exit status: 1 if a kernel failed or is stale, 2 for a mistake in the call.
+which share of other GEMMs the file has all kernels. --check counts kernels whose sources have changed since. Exit
+status: 1 if a kernel failed or is stale, 2 for a mistake in the call.
 """
 
 from __future__ import annotations

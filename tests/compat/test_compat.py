@@ -404,10 +404,10 @@ def _load_hook() -> None:
 
 def _compiles_anew() -> None:
     """Settings that change compilation count. Settings that print or cache do not."""
-    runtime, compilation = triton.knobs.runtime, triton.knobs.compilation
-    names = ("always_compile", "override", "dump_ir", "enable_asan"), ("debug",)
+    runtime, compilation, nvidia = triton.knobs.runtime, triton.knobs.compilation, triton.knobs.nvidia
+    names = ("always_compile", "override", "dump_ir", "enable_asan"), ("debug",), ("disable_ptxas_opt",)
     assert not compat.compiles_anew()
-    for knobs, settings in zip((compilation, runtime), names, strict=True):
+    for knobs, settings in zip((compilation, runtime, nvidia), names, strict=True):
         for name in settings:
             if hasattr(knobs, name):
                 with knobs.scope():  # which takes back the environment variables, too

@@ -91,6 +91,22 @@ def test_kernels_of_a_changed_file_are_stale(file: Path, monkeypatch: pytest.Mon
         assert all(found.is_current(key) == (key in current) for key in found.kernels)
 
 
+def test_sources_that_changed_under_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An upgrade, or an editor, has replaced a file whose functions this process has imported before."""
+    kit.source_hash.cache_clear()
+    monkeypatch.setattr(kit, "PACKAGE", tmp_path)
+    source = tmp_path / FILES[0]
+    source.parent.mkdir(parents=True)
+    source.write_text("new")
+    assert kit.source_hash(FILES[0]) is None is kit.source_hash(FILES[1])
+    with pytest.raises(ValueError, match=f"{FILES[0]}.* changed while"):
+        kit.write(tmp_path / "a.kit", HOPPER, kernels(), MADE_BY)
+    kit.source_hash.cache_clear()
+    monkeypatch.setattr(kit, "_IMPORTED", source.stat().st_ctime_ns)
+    assert kit.source_hash(FILES[0]) is not None
+    kit.source_hash.cache_clear()
+
+
 def test_a_damaged_file_is_refused(file: Path) -> None:
     """Whichever byte is another, is missing, or is too much: an error, or the same kernels."""
     text, expected = file.read_bytes(), kernels()

@@ -17,6 +17,7 @@ import triton
 from tests.support.table_fakes import HOPPER
 from triton_gemm import compat, tables
 from triton_gemm.compat import MachineCode
+from triton_gemm.functional import routing
 from triton_gemm.hardware import driver
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.hardware.gpus import named_device
@@ -256,6 +257,24 @@ def test_what_a_kit_has_launches_as_what_is_compiled(
     of_compiler._load(found)
     of_kit.compile(OPERANDS)
     assert of_kit.entry == of_compiler.entry and of_kit.entry is not None
+
+
+@pytest.mark.parametrize("has", ["the package", "the user", "none"])
+def test_triton_is_not_hashed_where_kits_are(
+    has: str, shipped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`use()` has it hashed in the background where kernels are likely to be compiled."""
+    hashed: list[bool] = []
+    monkeypatch.setattr(routing, "hash_triton_in_background", lambda: hashed.append(True))
+    monkeypatch.setattr(routing, "INTERPRETED", False)
+    monkeypatch.setattr(routing._overrides, "register", lambda: True)
+    monkeypatch.setattr(routing._by_cpp, "change", lambda *_: None)
+    if has != "the package":
+        shipped.unlink()
+        monkeypatch.setenv("TRITON_GEMM_KIT", str(tmp_path / "own.kit") if has == "the user" else "1")
+    native_file.setting.cache_clear()
+    routing._begin(None)  # type: ignore[arg-type]
+    assert hashed == [True] * (has == "none")
 
 
 # --- Choices ---

@@ -178,10 +178,14 @@ def without_lines() -> Iterator[None]:
 
 def compiles_anew() -> bool:
     """Whether Triton was told to compile, or to compile otherwise than it does by itself: with its settings for
-    debugging, instrumentation, or another IR."""
-    compilation = triton.knobs.compilation
-    names = "always_compile", "override", "dump_ir", "enable_asan", "instrumentation_mode"
-    return bool(triton.knobs.runtime.debug) or any(getattr(compilation, name, False) for name in names)
+    debugging, instrumentation, another IR, or ptxas."""
+    knobs = triton.knobs
+    settings = {
+        knobs.runtime: ("debug",),
+        knobs.compilation: ("always_compile", "override", "dump_ir", "enable_asan", "instrumentation_mode"),
+        knobs.nvidia: ("disable_ptxas_opt", "ptxas_options", "mock_ptx_version", "dump_ptxas_log"),
+    }
+    return any(getattr(of, name, False) for of, names in settings.items() for name in names)
 
 
 def compiled_by() -> dict[str, str]:

@@ -30,7 +30,7 @@ from ..compat import (
 from ..hardware.device import INTERPRETER, device_info
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
-from ..runtime import background, plan, policies
+from ..runtime import background, kits, plan, policies
 from . import matrices
 from .fast_path import FastPath, same_storage
 from .matrices import Operands
@@ -147,8 +147,8 @@ def _rule(
 @hide_from_dynamo
 def _begin(rule: Rule) -> None:
     """Makes a rule the innermost one."""
-    if _overrides.register() and not INTERPRETED:
-        hash_triton_in_background()
+    if _overrides.register() and not INTERPRETED and not kits.exist():
+        hash_triton_in_background()  # kernels are likely to be compiled
     _by_cpp.change(_rules, _rules.append, rule)
 
 

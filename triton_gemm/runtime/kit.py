@@ -17,6 +17,7 @@ import lzma
 import os
 import secrets
 import sys
+import time
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,6 +32,7 @@ MAGIC = b"triton_gemm kit 1\n"
 GROUP = 12  # kernels of a group: about 4 KB of xz each, 8 KB by themselves
 MAX_INDEX, MAX_GROUP = 1 << 24, 1 << 26  # bytes, unpacked
 PACKAGE = Path(__file__).parents[1]
+_IMPORTED = time.time_ns()  # before kernels are
 XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 
 
@@ -111,9 +113,11 @@ def _imports(file: Path) -> dict[str, tuple[Path, str]]:
 
 @lru_cache(maxsize=256)
 def source_hash(file: str) -> str | None:
-    """Of a file of the package; None where there is none."""
+    """Of a file of the package; None where there is none, or it was changed after this process had imported it."""
+    path = PACKAGE / file
     try:
-        return _digest((PACKAGE / file).read_bytes())
+        text = path.read_bytes()
+        return None if path.stat().st_ctime_ns > _IMPORTED else _digest(text)
     except OSError:
         return None
 
@@ -225,16 +229,20 @@ def read(file: Path) -> Kit:
 
 
 def write(file: Path, capability: tuple[int, int], kernels: Mapping[str, Kernel], made_by: Mapping[str, str]) -> None:
-    """Writes a kit of kernels by key, the same bytes for the same kernels, as `files.write`."""
+    """Writes a kit of kernels by key, the same bytes for the same kernels, as `files.write`. ValueError where sources
+    were changed since they were imported."""
     ordered = sorted(kernels, key=lambda key: (kernels[key].made.symbol, len(kernels[key].made.code), key))
     parts = [ordered[i : i + GROUP] for i in range(0, len(ordered), GROUP)]
     packed = [_pack(b"".join(kernels[key].made.code for key in part)) for part in parts]
     places = [(key, group, number) for group, part in enumerate(parts) for number, key in enumerate(part)]
     used = sorted({source for kernel in kernels.values() for source in kernel.sources})
+    hashes = {source: source_hash(source) for source in used}
+    if None in hashes.values():
+        raise ValueError(f"{', '.join(x for x in used if not hashes[x])} changed while kernels were compiled")
     index = {
         "capability": capability,
         "made_by": dict(made_by),
-        "hashes": {source: source_hash(source) for source in used},
+        "hashes": hashes,
         "sources": {kernel.made.symbol: kernel.sources for kernel in kernels.values()},
         "groups": [
             (len(text), _digest(text), [len(kernels[key].made.code) for key in part])

@@ -50,6 +50,12 @@ def used(capability: tuple[int, int]) -> list[kit.Kit]:
     return [x for x in found if x.capability == capability]
 
 
+def exist() -> bool:
+    """Whether this process may use kits, on a GPU that they are for."""
+    named = setting(VARIABLE)
+    return named != "0" and (named != "1" or any((SHIPPED / name).exists() for name in NAMES.values()))
+
+
 def _opened(file: Path, checked: bool = False) -> list[kit.Kit]:
     """The kit of a file, or an empty list if it cannot be used.
 
