@@ -185,7 +185,7 @@ gpu-battery: $(READY) ## all that shows the kernels to be right, on a GPU, in on
 	$(call need,torch triton numpy rich hypothesis pytest xdist pytest_timeout setuptools)
 	@env -u TRITON_INTERPRET '$(PY)' -m perf.battery $(ARGS)
 
-kit: $(READY) ## machine code of kernels that need not be compiled, without a GPU (ARGS='--served 2')
+kit: $(READY) ## triton_gemm/kits: machine code that need not be compiled, built without a GPU (ARGS='--served 2')
 	$(call need,torch triton)
 	@env -u TRITON_INTERPRET '$(PY)' -m perf.kit $(ARGS)
 
@@ -200,6 +200,7 @@ check: $(READY) ## format, lint, types and layers; changes nothing
 	step clang-format sh -c "$(CUDA_SOURCES) | xargs -r '$(BIN)clang-format' --dry-run -Werror"; \
 	step mypy '$(PY)' -m mypy; \
 	step lint-imports '$(BIN)lint-imports' --no-cache --no-logo; \
+	echo '==> kit'; env -u TRITON_INTERPRET '$(PY)' -m perf.kit --check || [ $$? = 1 ] || failed="$$failed kit"; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed. 'make format' mends formatting."; exit 1; fi; \
 	echo "All checks passed."
 

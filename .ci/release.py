@@ -48,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         changed = git("status", "--porcelain")
         if changed:
             raise Refused(f"the tree is not clean; commit or remove what is changed:\n{changed}")
+        stale = subprocess.run([sys.executable, "-m", "perf.kit", "--check"], cwd=ROOT, capture_output=True, text=True)
+        if stale.returncode:
+            raise Refused(f"the kit is not this commit's: {stale.stdout}{stale.stderr}make kit builds it")
         if given.version is not None:
             cut(given.version)
         version = current()

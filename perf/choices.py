@@ -2,8 +2,8 @@
 
 Needs no GPU. A product's choice may differ from that in perf/results/<gpu>/choices.csv only if the newest race that
 timed both finds it at most 2 % slower. In the mean choices may become 0.3 % slower. Choices that no race has timed are
-listed, and may be 3 % of all; `python -m perf.tuning suites` times them. --update writes today's choices. Exit status:
-1 if a limit is exceeded, 2 for a mistake in the call.
+listed, and may be 3 % of all; `python -m perf.tuning suites` times them. --update writes today's choices. Kits are left
+out, so that a changed kernel is no changed choice. Exit status: 1 if a limit is exceeded, 2 for a mistake in the call.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +77,8 @@ def child() -> None:
 
 def chosen_as_recorded() -> dict[str, dict[str, str]]:
     """Today's choices by GPU with Triton TRITON, whichever is installed."""
-    done = subprocess.run([sys.executable, "-c", CHILD], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    command, without_kits = [sys.executable, "-c", CHILD], {**os.environ, "TRITON_GEMM_KIT": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=without_kits, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, dict[str, str]] = json.loads(done.stdout)
     return found
 

@@ -4,23 +4,30 @@ What it holds is chosen by use: GEMMs of the suites' models and drawn ones of ev
 and an H200, with the dtypes, epilogues and derivatives that models use. Of each kernel the weights of the GEMMs that
 need it are added up, and the COUNT heaviest kernels are compiled, or kept from the file. Of candidates that are
 predicted to tie, the one whose kernels most other GEMMs could use counts. --served SEED says, without building, for
-which share of other GEMMs the file has all kernels. --check counts kernels whose sources have changed since. Exit
-status: 1 if a kernel failed or is stale, 2 for a mistake in the call.
+which share of other GEMMs the file has all kernels. --verify compiles a drawn 5 % again, and compares their machine
+code. All of these run with Triton 3.9, which pip installs into build/drift where it is not there. --check counts
+kernels whose sources have changed since, with any Triton. Exit status: 1 if a kernel failed, differs or is stale, or
+there is no file to check, 2 for a mistake in the call.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+
+import triton
 
 from perf.common import arguments as args
 from perf.common import formats
 from perf.common.files import shown
+from perf.drift import toolchain
 from perf.measure.environment import ROOT
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.problem import GemmProblem
@@ -32,9 +39,11 @@ from triton_gemm.suites.shapes import Shape
 
 GPUS = ("h100", "h200")
 CAPABILITY = (9, 0)
-FILE = ROOT / "build" / "sm_90a.kit"
+FILE = kits.SHIPPED / kits.NAMES[CAPABILITY]
+TRITON = "3.9.0"  # that compiles it
 CACHE = ROOT / "build" / "kit"  # Triton's cache, of kernels without lines
-COUNT, SEED = 900, 1
+COUNT, SEED = 1400, 1
+DRAWN_AGAIN = 20  # one of so many kernels is compiled again
 # Of 2,000 drawn GEMMs.
 DRAWN = {"prefill": 600, "decode": 600, "mid": 300, "square": 50, "shortk": 100, "bigk": 100, "small": 150}
 DRAWN |= {"layouts": 50, "batched": 50}
@@ -148,29 +157,53 @@ def served(keys: Collection[str], seed: int) -> list[list[formats.Cell]]:
     ]
 
 
+def verified(of: kit.Kit) -> list[str]:
+    """The keys, of one of DRAWN_AGAIN kernels, whose machine code a compiler makes differently now. Which are drawn
+    follows from the kit's hash."""
+    drawn = Random(of.digest).sample(sorted(of.kernels), -(-len(of.kernels) // DRAWN_AGAIN))
+    every = chosen(len(of.kernels))
+    with TemporaryDirectory() as folder:
+        again = Path(folder) / "again.kit"
+        wanted = {key: every[key] for key in drawn if key in every}
+        kit_build.build(again, wanted, of.capability, cache=Path(folder) / "cache", progress=progress)
+        found = kit.read(again)
+        print(f"{len(found.kernels)} kernels compiled again")
+        return [key for key in drawn if key not in found.kernels or found.find(key) != of.find(key)]
+
+
+def with_triton(arguments: Sequence[str]) -> int:
+    """Runs this command with the Triton that a kit is compiled by."""
+    _, folder = toolchain(TRITON)
+    paths = os.pathsep.join(filter(None, (str(folder), str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-m", "perf.kit", *arguments], env=os.environ | {"PYTHONPATH": paths}
+    ).returncode
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.kit", description=__doc__.partition(":")[0])
     parser.add_argument("--out", type=args.path, default=FILE, metavar="FILE", help="default %(default)s")
     parser.add_argument("--count", type=args.count, default=COUNT, metavar="N", help="kernels (%(default)s)")
     parser.add_argument("--served", type=args.count, metavar="SEED", help="show which share of GEMMs is served")
+    parser.add_argument("--verify", action="store_true", help="compile one of 20 kernels again")
     parser.add_argument("--check", action="store_true", help="count stale kernels")
     given = parser.parse_args(arguments)
-    if given.check or given.served:
-        args.refuse(parser, given, ("count",), "--check and --served build nothing")
+    if given.check or given.served or given.verify:
+        args.refuse(parser, given, ("count",), "--check, --served and --verify build nothing")
         try:
             found = kit.read(given.out)
         except (OSError, kit.DamagedError) as error:
             print(f"error: {shown(given.out)}: {error}", file=sys.stderr)
-            return 2
+            return 1 if isinstance(error, FileNotFoundError) else 2
         stale = [key for key in found.kernels if not found.is_current(key)]
-        print(f"{len(found.kernels)} kernels, {len(stale)} of them stale")
+        print(f"{shown(given.out)}: {len(found.kernels)} kernels, {len(stale)} of them stale")
         if given.served:
-            print(
-                formats.table(
-                    ("GEMMs", "number", "served by the choice", "or a tie"), served(found.kernels, given.served)
-                )
-            )
-        return int(bool(stale))
+            head = "GEMMs", "number", "served by the choice", "or a tie"
+            print(formats.table(head, served(found.kernels, given.served)))
+        differ = verified(found) if given.verify else []
+        for key in differ:
+            print(f"compiled again, {found.kernels[key][2][0]} is other machine code", file=sys.stderr)
+        return int(bool(stale or differ))
     try:
         built = kit_build.build(given.out, chosen(given.count), CAPABILITY, cache=CACHE, progress=progress)
     except ValueError as error:
@@ -193,4 +226,5 @@ if __name__ == "__main__":
     os.environ["TRITON_GEMM_KIT"] = "0"  # choices do not depend on what is being built
     with TemporaryDirectory() as empty:  # no tables but the shipped ones
         os.environ["TRITON_GEMM_CACHE_DIR"] = empty
-        sys.exit(main())
+        anywhere = "--check" in sys.argv or "--help" in sys.argv
+        sys.exit(main() if anywhere or triton.__version__ == TRITON else with_triton(sys.argv[1:]))

@@ -41,6 +41,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "triton_gemm").mkdir()
     (folder / "triton_gemm" / "__init__.py").write_text('"""A package."""\n\n__version__ = "0.1.0"\n')
     (folder / "CHANGELOG.md").write_text(CHANGES)
+    (folder / "perf").mkdir()
+    (folder / "perf" / "__init__.py").write_text("")
+    (folder / "perf" / "kit.py").write_text("")  # checks that the kit is this commit's
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "--message", "All of it")
@@ -49,6 +52,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def built(folder: Path, version: str = "0.2.0") -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "dist" / version).iterdir()}
+
+
+def test_a_stale_kit_is_refused(project: Path) -> None:
+    (project / "perf" / "kit.py").write_text("import sys; sys.exit('7 of them stale')")
+    git(project, "commit", "--quiet", "--all", "--message", "A change of kernels")
+    done = release(project, "0.2.0")
+    assert done.returncode == 1 and "7 of them stale" in done.stderr and not (project / "dist").exists()
 
 
 def test_a_release_is_cut_and_built_twice_to_the_same_bytes(project: Path, tmp_path: Path) -> None:
