@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..hardware.device import DeviceInfo
 from ..hardware.gpus import NAMES, named_device
 from ..problem import GemmProblem
-from ..runtime import native_build
-from ..runtime.precompile import precompile
+from ..runtime import kit_build, native_build
+from ..runtime.precompile import Precompiled, precompile
 from ..selection.select import Selection, select
 from ..tables.files import Bits
 from ..tuning.candidates import candidates as candidates_of
@@ -39,6 +39,10 @@ def warmup(
     out: Annotated[
         Path | None,
         typer.Option(file_okay=False, metavar="DIR", help="The folder of the cache; by default Triton's own."),
+    ] = None,
+    kit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A kit to add the kernels to, one file of machine code, and no cache."),
     ] = None,
     candidates: Annotated[
         Bits | None,
@@ -65,7 +69,16 @@ def warmup(
     what `triton-gemm build` does, into your cache folder.
 
     With `--candidates same` a later `triton-gemm tune` on the GPU finds all of its candidates compiled.
+
+    `--kit` adds the kernels to one file instead, and builds neither launcher nor extension:
+
+    `triton-gemm warmup --shapes-from shapes.json --device h200 --kit /opt/triton_gemm/fleet.kit`
+
+    Set `TRITON_GEMM_KIT=/opt/triton_gemm/fleet.kit` in the image. The file keeps what earlier calls have put into it,
+    as long as this package's sources, Triton and ptxas are the same.
     """
+    if kit is not None and out is not None:
+        raise output.wrong_call("give --out or --kit, not both")
     layers = products.Layers(weights, None if rows is None else words.rows(rows), bias)
     problems = products.chosen(shapes, suite, shapes_from, dtype, layout, layers)
     devices = devices_of(arch, device)
@@ -77,29 +90,40 @@ def warmup(
         disable=not errors.is_terminal,
     ) as bar:
         line = bar.add_task("")
-        made = precompile(
-            problems,
-            devices,
-            cache=out,
-            workers=workers,
-            progress=lambda done, total: bar.update(line, completed=done, total=total, description="compiled"),
-            selecting=lambda done, total: bar.update(line, completed=done, total=total, description="selected"),
-            also=lambda problem, device: _candidates(problem, device, candidates),
+        how: dict[str, Any] = {
+            "workers": workers,
+            "progress": lambda done, total: bar.update(line, completed=done, total=total, description="compiled"),
+            "selecting": lambda done, total: bar.update(line, completed=done, total=total, description="selected"),
+            "also": lambda problem, device: _candidates(problem, device, candidates),
+        }
+        made = (
+            precompile(problems, devices, cache=out, **how)
+            if kit is None
+            else kit_build.extend(kit.absolute(), problems, devices, **how)
         )
-    extension = native_build.ahead()
+    data = asdict(made) | {"devices": [x.name for x in devices]}
+    wanted = f"{output.counted(made.problems, 'GEMM')} on {', '.join(data['devices'])}"
+    if isinstance(made, Precompiled):
+        data["extension"] = extension = native_build.ahead()
+        lines = [
+            f"{output.counted(made.kernels, 'kernel')} for {wanted} in {made.cache}",
+            f"{made.compiled} compiled in {made.seconds:.0f} s, {made.kernels - made.compiled} were compiled before",
+            f"the launcher: {made.launcher or 'built'}",
+            f"the extension that launches repeated calls: {extension or 'built'}",
+        ]
+    else:
+        lines = [
+            f"{output.counted(made.kernels, 'kernel')}, {made.nbytes / 1e6:.2f} MB, in {made.file}",
+            f"{made.compiled} compiled in {made.seconds:.0f} s, {made.kernels - made.compiled} were there before",
+            f"{output.counted(made.needed, 'kernel')} for {wanted}, {made.shipped} of them in the package's own kit",
+        ]
+        if made.dropped:
+            lines.append(f"{made.dropped} dropped: of other sources or compilers, or now in the package's own kit")
 
     def render(console: Console) -> None:
-        already = made.kernels - made.compiled
-        names = ", ".join(x.name for x in devices)
-        gemms = output.counted(made.problems, "GEMM")
-        console.print(f"{output.counted(made.kernels, 'kernel')} for {gemms} on {names} in {made.cache}")
-        console.print(f"{made.compiled} compiled in {made.seconds:.0f} s, {already} were compiled before")
-        console.print(f"the launcher: {made.launcher or 'built'}")
-        console.print(f"the extension that launches repeated calls: {extension or 'built'}")
-        for failure in made.failures:
-            console.print(f"failed: {failure}")
+        for text in (*lines, *(f"failed: {x}" for x in made.failures)):
+            console.print(text)
 
-    data = asdict(made) | {"devices": [x.name for x in devices], "extension": extension}
     output.show(data, as_json, render)
     if made.failures:
         raise typer.Exit(output.FAILED)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from itertools import product
@@ -48,6 +48,51 @@ class Precompiled:
     seconds: float
     failures: tuple[str, ...] = field(default=())
     launcher: str | None = None
+
+
+def compilables(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> dict[Hashable, Compilable]:
+    """What a selection launches on a GPU, by `identity`."""
+    made = launches_on(device, problem, selection)
+    operands = operands_of(problem, made)
+    return {identity(launch, operands): (launch, operands) for launch in made}
+
+
+def gather(
+    problems: Sequence[GemmProblem],
+    devices: Iterable[DeviceInfo],
+    *,
+    selecting: Callable[[int, int], None] = lambda done, total: None,
+    also: Callable[[GemmProblem, DeviceInfo], Iterable[Selection]] = lambda problem, device: (),
+    invariants: Mapping[GemmProblem, Collection[bool | None]] = MappingProxyType({}),
+) -> tuple[dict[tuple[int, int], dict[Hashable, Compilable]], list[str]]:
+    """What problems launch, by compute capability and `identity`, and a sentence for each that cannot be launched.
+    Arguments, and RuntimeError, as `precompile`."""
+    if INTERPRETED:
+        raise RuntimeError("TRITON_INTERPRET=1 has Triton interpret kernels, and nothing is compiled: unset it")
+    failures: list[str] = []
+    wanted: dict[tuple[int, int], dict[Hashable, Compilable]] = {}
+    pairs = list(product(devices, problems))
+    last_call = time.perf_counter()
+    selecting(0, len(pairs))
+    for done, (device, problem) in enumerate(pairs):
+        if time.perf_counter() - last_call > SELECTING_S:
+            last_call = time.perf_counter()
+            selecting(done, len(pairs))
+        of_capability = wanted.setdefault(device.capability, {})
+        try:
+            asked = invariants.get(problem, (None,))
+            selections = [*(selection_for(problem, device, invariant=x) for x in asked), *also(problem, device)]
+        except RuntimeError as error:
+            failures.append(str(error))
+            continue
+        for selection in selections:
+            try:
+                of_capability |= compilables(device, problem, selection)
+            except Exception as error:  # whoever chose it, other selections are compiled
+                sizes = f"{problem.M}x{problem.N}x{problem.K}"
+                failures.append(f"{sizes}, {selection.kernel} {selection.config}: {error_line(error)}")
+    selecting(len(pairs), len(pairs))
+    return wanted, failures
 
 
 def compile_each(
@@ -96,35 +141,8 @@ def precompile(
 
     Nothing may be launched meanwhile. Raises RuntimeError where Triton interprets kernels.
     """
-    if INTERPRETED:
-        raise RuntimeError("TRITON_INTERPRET=1 has Triton interpret kernels, and nothing is compiled: unset it")
     begin = time.perf_counter()
-    failures: list[str] = []
-    wanted: dict[tuple[int, int], dict[object, Compilable]] = {}
-    pairs = list(product(devices, problems))
-    last_call = begin
-    selecting(0, len(pairs))
-    for done, (device, problem) in enumerate(pairs):
-        if time.perf_counter() - last_call > SELECTING_S:
-            last_call = time.perf_counter()
-            selecting(done, len(pairs))
-        of_capability = wanted.setdefault(device.capability, {})
-        try:
-            asked = invariants.get(problem, (None,))
-            selections = [*(selection_for(problem, device, invariant=x) for x in asked), *also(problem, device)]
-        except RuntimeError as error:
-            failures.append(str(error))
-            continue
-        for selection in selections:
-            try:
-                made = launches_on(device, problem, selection)
-                operands = operands_of(problem, made)
-                for launch in made:
-                    of_capability.setdefault(identity(launch, operands), (launch, operands))
-            except Exception as error:  # whoever chose it, other selections are compiled
-                sizes = f"{problem.M}x{problem.N}x{problem.K}"
-                failures.append(f"{sizes}, {selection.kernel} {selection.config}: {error_line(error)}")
-    selecting(len(pairs), len(pairs))
+    wanted, failures = gather(problems, devices, selecting=selecting, also=also, invariants=invariants)
     total = sum(map(len, wanted.values()))
     found: dict[str, bool] = {}
     done = 0
