@@ -1,0 +1,222 @@
+"""`triton-gemm warmup --kit`, from the command to the launches that find their machine code in its file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from tests.cli.test_cli import H200, document, words_of
+from tests.support.table_fakes import problem_of
+from triton_gemm import cli
+from triton_gemm.preparation import problems_of
+from triton_gemm.problem import GemmProblem
+from triton_gemm.reporting import doctor
+from triton_gemm.runtime import kit, kits, native_build, native_file, policies, precompile
+from triton_gemm.selection.select import select
+from triton_gemm.tables import records
+from triton_gemm.tuning.candidates import candidates
+
+PROBLEMS = [problem_of(1, 4096, 4096), problem_of(17, 33, 65)]
+CALL = ("warmup", "--device", "h200", "--shapes", "1x4096x4096,17x33x65", "--kit")
+
+
+@pytest.fixture(autouse=True)
+def none_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(kits, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.delenv("TRITON_GEMM_KIT", raising=False)
+    yield
+    kits.used.cache_clear()
+    native_file.setting.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What CALL writes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kits, "SHIPPED", Path("/absent"))
+        file = tmp_path_factory.mktemp("kit") / "fleet.kit"
+        assert document(*CALL, file)["compiled"] == 2
+        return file.read_bytes()
+
+
+@pytest.fixture
+def file(made: bytes, tmp_path: Path) -> Path:
+    found = tmp_path / "fleet.kit"
+    found.write_bytes(made)
+    found.chmod(0o644)
+    return found
+
+
+def use(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_GEMM_KIT", str(value))
+    kits.used.cache_clear()
+    native_file.setting.cache_clear()
+
+
+def served(problem: GemmProblem) -> list[bool]:
+    """Of a product's launches, whether a kit has their machine code."""
+    launches = precompile.compilables(H200, problem, policies.choose(problem, H200)).values()
+    return [kits.code_of(*of, H200.capability) is not None for of in launches]
+
+
+def finding() -> tuple[str, str, str]:
+    """What doctor says of the kit."""
+    (found,) = [x for x in doctor.examine().findings if x.about == "kits"]
+    return found.status, found.says, found.do
+
+
+def test_what_was_asked_is_served_and_nothing_else(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert finding() == ("good", "there is no kit, and all kernels are compiled", "")
+    for value, expected in ((file, True), ("0", False), (file, True), ("1", False)):
+        use(value, monkeypatch)
+        for problem in PROBLEMS:
+            assert served(problem) == [expected]
+        for other in (problem_of(), problem_of(17, 33, 65, torch.float16)):
+            assert not any(served(other))
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("way", ["weights", "shapes-from", "candidates"])
+def test_each_way_to_name_products(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that is made, relative to this one."""
+    problems, options = [problem_of(33, 65, 1025)], ["--shapes", "33x65x1025", "--candidates", "same"]
+    if way == "weights":
+        options = ["--weights", "33x65,64x64", "--rows", "1-2,65", "--bias", "--dtype", "fp16"]
+        problems = [*problems_of([(33, 65), (64, 64)], [1, 2, 65], torch.float16, True)]
+    elif way == "shapes-from":
+        problems = PROBLEMS
+        lines = ",".join(records.text_of({"calls": 1, "problem": records.plain(x)}) for x in PROBLEMS)
+        (tmp_path / "shapes.json").write_text(f'{{"format": 1, "products": [{lines}]}}')
+        options = ["--shapes-from", str(tmp_path / "shapes.json")]
+    monkeypatch.chdir(tmp_path)
+    found = document("warmup", "--device", "h200", *options, "--kit", "image/fleet.kit")
+    assert found["failures"] == [] and found["problems"] == len(problems) and found["devices"] == ["NVIDIA H200"]
+    use(tmp_path / "image" / "fleet.kit", monkeypatch)
+    assert found["file"] == str(tmp_path / "image" / "fleet.kit")
+    assert all(all(served(problem)) for problem in problems)
+    if way == "candidates":
+        (problem,) = problems
+        ways = candidates(problem, H200, select(problem, H200), "same")
+        keys = {kit.key_of(x) for selection in ways for x in precompile.compilables(H200, problem, selection)}
+        (of,) = kits.used(H200.capability)
+        assert of.kernels.keys() == keys and found["kernels"] == len(keys) > 2
+
+
+def test_neither_a_compiler_nor_a_folder_of_caches_is_needed(
+    file: Path, made: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher and the extension are not built."""
+    for name, value in (("PATH", ""), ("CC", ""), ("HOME", "/dev/null"), ("TRITON_CACHE_DIR", "/dev/null")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(precompile, "build_launcher", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(native_build, "ahead", Mock(side_effect=AssertionError))
+    shown = words_of(*CALL, tmp_path / "other.kit")
+    assert f"2 kernels, 0.01 MB, in {tmp_path / 'other.kit'} 2 compiled in " in shown
+    assert " s, 0 were there before 2 kernels for 2 GEMMs on NVIDIA H200, 0 of them in the package's own kit" in shown
+    assert (tmp_path / "other.kit").read_bytes() == made
+    assert " s, 2 were there before" in (shown := words_of(*CALL, file)) and "dropped" not in shown
+    real = kit.source_hash
+    monkeypatch.setattr(kit, "source_hash", lambda of: "changed" if of == "kernels/gemv.py" else real(of))
+    assert "1 were there before" in (shown := words_of(*CALL, file)) and "1 dropped: of other sources" in shown
+
+
+@pytest.mark.parametrize("fault", ["link", "mode", "relative", "damaged"])
+def test_a_file_that_is_not_used_is_warned_of_once(
+    fault: str, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given: object = file
+    if fault == "link":
+        given = file.with_name("link.kit")
+        file.with_name("link.kit").symlink_to(file.name)
+    elif fault == "mode":
+        file.chmod(0o664)
+    elif fault == "damaged":
+        file.write_bytes(file.read_bytes()[:-1])
+    else:
+        monkeypatch.chdir(file.parent)
+        given = file.name
+    use(given, monkeypatch)
+    assert not any(served(problem)[0] for problem in PROBLEMS * 2)
+    (warned,) = [x for x in caplog.records if x.levelno == logging.WARNING]
+    assert str(given) in warned.getMessage()
+    status, says, do = finding()
+    if fault == "relative":
+        assert says.startswith("there is no kit")  # and "policy" has what is wrong
+    else:
+        assert status == "note" and says.startswith(f"the kit {given} is not used: ")
+        assert do == f"write it with `triton-gemm warmup --kit {given}`, or unset TRITON_GEMM_KIT"
+
+
+def test_stale_kernels_are_not_served(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are, and doctor counts both."""
+    use(file, monkeypatch)
+    made_by = kit.read(file).made_by
+    has = f"the kit {file} has 2 kernels for sm_90, made by ptxas {made_by['ptxas']} and triton {made_by['triton']}"
+    assert finding() == ("good", has, "")
+    real = kit.source_hash
+    monkeypatch.setattr(kit, "source_hash", lambda of: "changed" if of == "kernels/gemv.py" else real(of))
+    assert list(map(served, PROBLEMS)) == [[False], [True]]
+    status, says, do = finding()
+    assert status == "note" and says == f"{has}, and 1 are compiled anyway: the sources are not those of the kit"
+    assert do.startswith(f"write it with `triton-gemm warmup --kit {file}`")
+
+
+def test_doctor_knows_the_package_s_kit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the user's, and where neither is used."""
+    kits.SHIPPED.mkdir()
+    shipped = kits.SHIPPED / kits.NAMES[H200.capability]
+    shipped.write_bytes(file.read_bytes())
+    shipped.chmod(0o666)  # nobody checks that of the package's own files
+    assert finding()[1].startswith("the package's kit has 2 kernels for sm_90")
+    use(file, monkeypatch)
+    own, of_package = [x for x in doctor.examine().findings if x.about == "kits"]
+    assert own.says.startswith(f"the kit {file} has 2") and of_package.says.startswith("the package's kit has 2")
+    use("1", monkeypatch)
+    shipped.write_bytes(b"damaged")
+    says = "the package's kit is not used: it is no kit of this version's format"
+    assert finding() == ("note", says, "install the package again")
+    use("0", monkeypatch)
+    assert finding() == ("good", "all kernels are compiled: TRITON_GEMM_KIT is 0", "")
+    use("1", monkeypatch)
+    monkeypatch.setattr(doctor, "compiles_anew", lambda: True)
+    assert finding() == ("good", "all kernels are compiled: Triton's settings say so", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        (["--device", "h200", "--out", "cache", "--kit", "x.kit"], 2, "give --out or --kit, not both"),
+        (["--arch", "sm_80", "--kit", "x.kit"], 2, "a kit is for GPUs of one of the compute capabilities 9.0, not for"),
+        (["--device", "h200", "--kit", "a.json"], 2, "a.json: it is no kit of this version's format"),
+        (["--device", "h200", "--kit", "a.json/x.kit"], 1, "File exists"),
+        (["--device", "h200", "--kit", "open/x.kit"], 1, "others may write to"),
+    ],
+)
+def test_what_cannot_be_written_is_one_error(
+    arguments: list[str], code: int, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    assert error in document("warmup", "--shapes", "1x2x3", *arguments, code=code)["error"]
+    assert error in words_of("warmup", "--shapes", "1x2x3", *arguments, code=code)
+    assert {x.name for x in tmp_path.iterdir()} == {"a.json", "open"} and (tmp_path / "a.json").read_text() == "{}"
+
+
+def test_a_kernel_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Any) -> Any:
+        raise ValueError("it wants scratch memory")
+
+    monkeypatch.setattr(cli.warmup.kit_build, "machine_code", fails)
+    call = ("warmup", "--device", "h200", "--shapes", "17x33x65", "--kit", tmp_path / "fleet.kit")
+    assert "failed: portable_kernel: ValueError: it wants scratch memory" in words_of(*call, code=1)
+    assert document(*call, code=1)["failures"] == ["portable_kernel: ValueError: it wants scratch memory"]
