@@ -17,7 +17,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -42,7 +44,7 @@ CAPABILITY = (9, 0)
 FILE = kits.SHIPPED / kits.NAMES[CAPABILITY]
 TRITON = "3.9.0"  # that compiles it
 CACHE = ROOT / "build" / "kit"  # Triton's cache, of kernels without lines
-COUNT, SEED = 1400, 1
+COUNT, SEED = 1200, 1
 DRAWN_AGAIN = 20  # one of so many kernels is compiled again
 # Of 2,000 drawn GEMMs.
 DRAWN = {"prefill": 600, "decode": 600, "mid": 300, "square": 50, "shortk": 100, "bigk": 100, "small": 150}
@@ -115,39 +117,52 @@ def groups_of(problem: GemmProblem, mode: str, epilogue: str) -> tuple[str, ...]
 Option = dict[str, Compilable]  # a candidate's launches, by the keys of their kernels
 
 
-def needed(of: Iterator[Call]) -> Iterator[tuple[Call, list[Option]]]:
-    """Yields each call once per GPU, with the launches there of its choice, and of the ties of a model's choice."""
-    devices = [named_device(gpu) for gpu in GPUS]
-    for call in of:
-        for device in devices:
-            choice = policies.choose(call.problem, device)
-            ties = kits.ties(call.problem, device, choice) if choice.source == "model" else [choice]
-            yield call, [kit_build.compilables(device, call.problem, x) for x in ties]
+def options_of(call: Call, gpu: str) -> list[Option]:
+    """The launches on a GPU of a call's choice, and of the ties of a model's choice."""
+    device = named_device(gpu)
+    choice = policies.choose(call.problem, device)
+    ties = kits.ties(call.problem, device, choice) if choice.source == "model" else [choice]
+    return [kit_build.compilables(device, call.problem, x) for x in ties]
+
+
+def _keys_of(asked: tuple[Call, str]) -> list[tuple[str, ...]]:
+    return [tuple(option) for option in options_of(*asked)]
+
+
+def needed(seed: int) -> list[tuple[Call, str, list[tuple[str, ...]]]]:
+    """Each call once per GPU, with the keys of its options. All cores look for them, by processes."""
+    asked = [(call, gpu) for call in calls(seed) for gpu in GPUS]
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        found = pool.map(_keys_of, asked, chunksize=100)
+        return [(*one, keys) for one, keys in zip(asked, found, strict=True)]
 
 
 def chosen(count: int, seed: int = SEED) -> Option:
     """The `count` launches with the largest weights, by the keys of their kernels. A call's weight goes to that of its
     ties whose kernels most calls could use."""
     votes: dict[str, float] = {}
-    launches: Option = {}
-    asked = []
-    for call, options in needed(calls(seed)):
-        for key, of in {key: of for option in options for key, of in option.items()}.items():
+    origin: dict[str, tuple[Call, str]] = {}
+    every = needed(seed)
+    for call, gpu, options in every:
+        for key in dict.fromkeys(key for option in options for key in option):
             votes[key] = votes.get(key, 0.0) + call.weight
-            launches.setdefault(key, of)
-        asked.append((call.weight, [tuple(option) for option in options]))
+            origin.setdefault(key, (call, gpu))
     weights: dict[str, float] = {}
-    for weight, keys_of in asked:
-        for key in max(keys_of, key=lambda keys: min(votes[key] for key in keys)):  # of equals the first
-            weights[key] = weights.get(key, 0.0) + weight
-    return {key: launches[key] for key in sorted(weights, key=weights.__getitem__, reverse=True)[:count]}
+    for call, _, options in every:
+        for key in max(options, key=lambda keys: min(votes[key] for key in keys)):  # of equals the first
+            weights[key] = weights.get(key, 0.0) + call.weight
+    heaviest = sorted(weights, key=weights.__getitem__, reverse=True)[:count]
+    launches: Option = {}
+    for asked in dict.fromkeys(origin[key] for key in heaviest):
+        launches |= {key: of for option in options_of(*asked) for key, of in option.items()}
+    return {key: launches[key] for key in heaviest}
 
 
 def served(keys: Collection[str], seed: int) -> list[list[formats.Cell]]:
     """Of each group of GEMMs their number, and the share that needs no other kernel: by the model's choice, and by
     that or its ties."""
     found: dict[str, list[tuple[bool, bool]]] = {}
-    for call, options in needed(calls(seed)):
+    for call, _, options in needed(seed):
         there = [all(key in keys for key in option) for option in options]
         for group in call.groups:
             found.setdefault(group, []).append((there[0], any(there)))

@@ -44,16 +44,19 @@ def test_what_is_called() -> None:
 def test_the_heaviest_kernels_are_chosen() -> None:
     every, some = (command.chosen(count, SEEDS[0]) for count in (10**6, 10))
     assert list(every)[:10] == list(some) and len(every) > 20
-    total = sum(len(option) > 0 for _, options in command.needed(command.calls(SEEDS[0])) for option in options[:1])
-    assert total == 2 * len(list(command.calls(SEEDS[0])))
+    needed = command.needed(SEEDS[0])
+    assert all(keys[0] for _, _, keys in needed)
+    assert len(needed) == 2 * len(list(command.calls(SEEDS[0])))
 
 
 def test_of_ties_a_kernel_that_others_need_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call's choice, which it alone needs, is left out where it has a tie that others need."""
-    calls = [command.Call(None, weight, ()) for weight in (5.0, 1.0, 3.0)]  # type: ignore[arg-type]
-    options: list[list[dict[str, Any]]] = [[{"own": 1}, {"shared": 2}], [{"shared": 2}], [{"two": 3, "shared": 2}]]
+    calls = [command.Call(None, weight, (name,)) for weight, name in ((5.0, "a"), (1.0, "b"), (3.0, "c"))]  # type: ignore[arg-type]
+    options: dict[str, list[dict[str, Any]]] = {"a": [{"own": 1}, {"shared": 2}], "b": [{"shared": 2}]}
+    options["c"] = [{"two": 3, "shared": 2}]
+    monkeypatch.setattr(command, "GPUS", ("h100",))
     monkeypatch.setattr(command, "calls", lambda _: calls)
-    monkeypatch.setattr(command, "needed", lambda _: zip(calls, options, strict=True))
+    monkeypatch.setattr(command, "options_of", lambda call, _: options[call.groups[0]])
     assert command.chosen(9) == {"shared": 2, "two": 3} and command.chosen(1) == {"shared": 2}
 
 

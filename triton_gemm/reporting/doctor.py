@@ -189,7 +189,7 @@ def _kernels() -> Found:
         if device.capability == (9, 0):
             yield "good", f"{device.name} runs `warp_specialised`: wgmma, TMA"
             if not CLUSTERS:
-                yield "note", f"clusters need Triton 3.9, this is {triton.__version__}"
+                yield "note", f"clusters need Triton 3.9 or a kit, this is {triton.__version__}"
         elif device.capability >= OLDEST:
             yield "note", f"{device.name} runs `portable` and the small kernels: `warp_specialised` is for sm_90"
         if device.capability not in SHARED_MEMORY:

@@ -18,6 +18,7 @@ from .. import tables
 from ..calibration import kept
 from ..compat import cache_folder
 from ..hardware.device import DeviceInfo
+from ..runtime import kits
 
 Status = Literal["good", "note", "broken"]
 Found = Iterator[tuple[Status, str] | tuple[Status, str, str]]
@@ -76,7 +77,8 @@ def stored(devices: tuple[DeviceInfo, ...]) -> Found:
     reports = [report for report in reports if report.source == "user's table" or not report.elsewhere]
     listed = tables.listed()
     shipped = {contents.table.triton for source, _, contents in listed if source == "shipped table" and contents.table}
-    if shipped and tables.files.TRITON not in shipped:
+    used = {tables.files.TRITON, *(triton for device in devices for triton in kits.others(device.capability))}
+    if shipped and not used & shipped:
         says = f"shipped tables are for Triton {', '.join(sorted(shipped))}, and this is {triton.__version__}"
         yield "note", f"{says}: they are not used", "tune your shapes, with `triton-gemm tune`"
     listed = [] if devices else listed

@@ -64,9 +64,10 @@ def gather(
     selecting: Callable[[int, int], None] = lambda done, total: None,
     also: Callable[[GemmProblem, DeviceInfo], Iterable[Selection]] = lambda problem, device: (),
     invariants: Mapping[GemmProblem, Collection[bool | None]] = MappingProxyType({}),
+    of_kits: bool = True,
 ) -> tuple[dict[tuple[int, int], dict[Hashable, Compilable]], list[str]]:
     """What problems launch, by compute capability and `identity`, and a sentence for each that cannot be launched.
-    Arguments, and RuntimeError, as `precompile`."""
+    Arguments, and RuntimeError, as `precompile`. of_kits: also what was chosen because a kit holds it."""
     if INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET=1 has Triton interpret kernels, and nothing is compiled: unset it")
     failures: list[str] = []
@@ -86,6 +87,8 @@ def gather(
             failures.append(str(error))
             continue
         for selection in selections:
+            if selection.kit and not of_kits:
+                continue
             try:
                 of_capability |= compilables(device, problem, selection)
             except Exception as error:  # whoever chose it, other selections are compiled
@@ -130,7 +133,7 @@ def precompile(
     invariants: Mapping[GemmProblem, Collection[bool | None]] = MappingProxyType({}),
 ) -> Precompiled:
     """Compiles what every problem would run on, on each of the devices, under the policy that counts here, and the
-    launcher that Triton builds with a C compiler.
+    launcher that Triton builds with a C compiler. Choices that kits hold are not compiled.
 
     devices: GPUs, here or not (`device_model.named_device`); cache: the folder that TRITON_CACHE_DIR will name, by
     default Triton's own; workers: threads, by default one for each core; progress: called with how many kernels are
@@ -142,7 +145,7 @@ def precompile(
     Nothing may be launched meanwhile. Raises RuntimeError where Triton interprets kernels.
     """
     begin = time.perf_counter()
-    wanted, failures = gather(problems, devices, selecting=selecting, also=also, invariants=invariants)
+    wanted, failures = gather(problems, devices, selecting=selecting, also=also, invariants=invariants, of_kits=False)
     total = sum(map(len, wanted.values()))
     found: dict[str, bool] = {}
     done = 0
