@@ -5,9 +5,10 @@ and an H200, with the dtypes, epilogues and derivatives that models use. Of each
 need it are added up, and the COUNT heaviest kernels are compiled, or kept from the file. Of candidates that are
 predicted to tie, the one whose kernels most other GEMMs could use counts. --served SEED says, without building, for
 which share of other GEMMs the file has all kernels. --verify compiles a drawn 5 % again, and compares their machine
-code. All of these run with Triton 3.9, which pip installs into build/drift where it is not there. --check counts
-kernels whose sources have changed since, with any Triton. Exit status: 1 if a kernel failed, differs or is stale, or
-there is no file to check, 2 for a mistake in the call.
+code. All of these run with Triton 3.9, which pip installs into build/drift where it is not there. --bits I/N compares,
+on a GPU with TRITON_GEMM_KIT, the results of the kit's kernels with those of what the installed Triton compiles, a part
+of them. --check counts kernels whose sources have changed since, with any Triton. Exit status: 1 if a kernel failed,
+differs or is stale, or there is no file to check, 2 for a mistake in the call.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+import torch
 import triton
 
 from perf.common import arguments as args
@@ -31,13 +33,18 @@ from perf.common import formats
 from perf.common.files import shown
 from perf.drift import toolchain
 from perf.measure.environment import ROOT
+from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.gpus import named_device
+from triton_gemm.kernels import forms
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import kit, kit_build, kits, policies
+from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.runtime.precompile import Compilable
+from triton_gemm.selection.select import Selection
 from triton_gemm.suites import SUITES, unseen
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
+from triton_gemm.tuning.operands import operands
 
 GPUS = ("h100", "h200")
 CAPABILITY = (9, 0)
@@ -117,12 +124,16 @@ def groups_of(problem: GemmProblem, mode: str, epilogue: str) -> tuple[str, ...]
 Option = dict[str, Compilable]  # a candidate's launches, by the keys of their kernels
 
 
-def options_of(call: Call, gpu: str) -> list[Option]:
-    """The launches on a GPU of a call's choice, and of the ties of a model's choice."""
+def selections_of(call: Call, gpu: str) -> list[Selection]:
+    """A call's choice on a GPU, and the ties of a model's choice."""
     device = named_device(gpu)
     choice = policies.choose(call.problem, device)
-    ties = kits.ties(call.problem, device, choice) if choice.source == "model" else [choice]
-    return [kit_build.compilables(device, call.problem, x) for x in ties]
+    return list(kits.ties(call.problem, device, choice)) if choice.source == "model" else [choice]
+
+
+def options_of(call: Call, gpu: str) -> list[Option]:
+    """The launches of each of `selections_of`."""
+    return [kit_build.compilables(named_device(gpu), call.problem, x) for x in selections_of(call, gpu)]
 
 
 def _keys_of(asked: tuple[Call, str]) -> list[tuple[str, ...]]:
@@ -186,6 +197,45 @@ def verified(of: kit.Kit) -> list[str]:
         return [key for key in drawn if key not in found.kernels or found.find(key) != of.find(key)]
 
 
+def with_other_bits(of: kit.Kit, part: tuple[int, int]) -> list[str]:
+    """On a GPU, the GEMMs in which machine code of the kit gives other bits than what the installed Triton compiles.
+    Each kernel of the kit is launched. part: which of how many parts of the GEMMs."""
+    seen: set[str] = set()
+    same, refused, other = 0, 0, []
+    with forms.of_kits():
+        asked = needed(SEED)[part[0] - 1 :: part[1]]  # by processes, so before there is a context
+        device = torch.device("cuda", torch.cuda.current_device())
+        for call, gpu, options in asked:
+            for keys, selection in zip(options, selections_of(call, gpu), strict=True):
+                if not of.kernels.keys() >= set(keys) or seen.issuperset(keys):
+                    continue
+                seen.update(keys)
+                by_kit = output(call.problem, selection, device, of.capability)
+                try:
+                    compiled = output(call.problem, selection, device, (0, 0))  # for which there are no kits
+                except Exception:  # an older Triton's compiler, of clusters for example
+                    refused += 1
+                    continue
+                if torch.equal(by_kit, compiled):
+                    same += 1
+                else:
+                    other.append(f"{problem_text(call.problem)}: {selection}")
+    print(f"{len(seen)} kernels; GEMMs: {same} with equal bits, {len(other)} with others, {refused} not compiled here")
+    return other
+
+
+def output(
+    problem: GemmProblem, selection: Selection, device: torch.device, capability: tuple[int, int]
+) -> torch.Tensor:
+    """The bytes of C, by machine code of kits for a compute capability where they have it."""
+    plan = GemmPlan(problem, selection, device)
+    for step in plan.steps:
+        step.capability = capability
+    a, b, c, *others = operands(problem, 1, device)[0]
+    plan.run(a, b, c, tuple(others), 1.0, float(problem.has_beta))
+    return c.contiguous().view(torch.uint8)
+
+
 def with_triton(arguments: Sequence[str]) -> int:
     """Runs this command with the Triton that a kit is compiled by."""
     _, folder = toolchain(TRITON)
@@ -201,10 +251,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=args.count, default=COUNT, metavar="N", help="kernels (%(default)s)")
     parser.add_argument("--served", type=args.count, metavar="SEED", help="show which share of GEMMs is served")
     parser.add_argument("--verify", action="store_true", help="compile one of 20 kernels again")
+    parser.add_argument("--bits", type=args.shard, metavar="I/N", help="compare bits with those of compiled kernels")
     parser.add_argument("--check", action="store_true", help="count stale kernels")
     given = parser.parse_args(arguments)
-    if given.check or given.served or given.verify:
-        args.refuse(parser, given, ("count",), "--check, --served and --verify build nothing")
+    if given.check or given.served or given.verify or given.bits:
+        args.refuse(parser, given, ("count",), "--check, --served, --verify and --bits build nothing")
         try:
             found = kit.read(given.out)
         except (OSError, kit.DamagedError) as error:
@@ -218,7 +269,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         differ = verified(found) if given.verify else []
         for key in differ:
             print(f"compiled again, {found.kernels[key][2][0]} is other machine code", file=sys.stderr)
-        return int(bool(stale or differ))
+        other = with_other_bits(found, given.bits) if given.bits else []
+        for text in other:
+            print(f"other bits than compiled: {text}", file=sys.stderr)
+        return int(bool(stale or differ or other))
     try:
         built = kit_build.build(given.out, chosen(given.count), CAPABILITY, cache=CACHE, progress=progress)
     except ValueError as error:
@@ -238,8 +292,9 @@ def progress(done: int, total: int) -> None:
 if __name__ == "__main__":
     for name in ("POLICY", "BITS"):
         os.environ.pop(f"TRITON_GEMM_{name}", None)
-    os.environ["TRITON_GEMM_KIT"] = "0"  # choices do not depend on what is being built
+    if "--bits" not in sys.argv:
+        os.environ["TRITON_GEMM_KIT"] = "0"  # choices do not depend on what is being built
     with TemporaryDirectory() as empty:  # no tables but the shipped ones
         os.environ["TRITON_GEMM_CACHE_DIR"] = empty
-        anywhere = "--check" in sys.argv or "--help" in sys.argv
+        anywhere = {"--check", "--help", "--bits"}.intersection(sys.argv)
         sys.exit(main() if anywhere or triton.__version__ == TRITON else with_triton(sys.argv[1:]))

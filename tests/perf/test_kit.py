@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from perf import kit as command
+from triton_gemm.kernels import forms
 from triton_gemm.runtime import kit, kit_build
 
 SEEDS = 5, 6
@@ -90,3 +93,27 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "1 kernels, 0 of them stale" in (out := capsys.readouterr().out) and "swiglu" in out
     monkeypatch.setattr(kit, "source_hash", lambda _: "changed")
     assert command.main(["--check", "--out", str(file)]) == 1 and "1 of them stale" in capsys.readouterr().out
+
+
+def test_bits_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kernel of the kit once, with what the installed Triton compiles, where it can."""
+    with forms.of_kits():
+        needed = [x for x in command.needed(SEEDS[0]) if x[0].groups[-1] == "bias"]
+    keys = dict.fromkeys(key for *_, options in needed for key in options[0])
+    held = SimpleNamespace(kernels=keys, capability=(9, 0))
+    launched = []
+
+    def output(problem: object, selection: object, device: object, capability: tuple[int, int]) -> torch.Tensor:
+        launched.append(capability)
+        if capability == (0, 0) and len(launched) > 4:
+            raise RuntimeError("this Triton has no clusters")
+        return torch.tensor([len(launched) // 4])
+
+    monkeypatch.setattr(command, "needed", lambda _: needed)
+    monkeypatch.setattr(command, "output", output)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    (wrong,) = command.with_other_bits(held, (1, 1))  # type: ignore[arg-type]
+    assert "bias n" in wrong and launched == [(9, 0), (0, 0)] * (len(launched) // 2)
+    said = f"{len(keys)} kernels; GEMMs: 1 with equal bits, 1 with others, {len(launched) // 2 - 2} not compiled here"
+    assert said in capsys.readouterr().out and len(launched) > 4
+    assert command.with_other_bits(held, (4, 4)) == []  # type: ignore[arg-type]
