@@ -35,7 +35,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "someone@example.org")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     folder = tmp_path / "project"
-    for name in ("pyproject.toml", "LICENSE", ".gitignore", ".ci/release.py", "docs/package.md"):
+    for name in ("pyproject.toml", "LICENSE", "NOTICE", ".gitignore", ".ci/release.py", "docs/package.md"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     (folder / "triton_gemm").mkdir()
