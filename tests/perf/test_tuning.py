@@ -40,8 +40,12 @@ SHIPPED_FROM = {
     "h100-80gb-hbm3": (
         *("listed", "llama-3-8b", "qwen-3-32b-a82030d", "qwen-3-32b", "qwen-3-32b-5120x25600"),
         *("deepseek-v3-tp8-a82030d", "deepseek-v3-tp8", f"deepseek-v3-tp8-{LATER}"),
+        "suites-rest-h100-1of2",
     ),
-    "h200": ("llama-3-8b", "qwen-3-32b", "deepseek-v3-tp8", "suites-1of2", "suites-2of2"),
+    "h200": (
+        *("llama-3-8b", "qwen-3-32b", "deepseek-v3-tp8", "suites-1of2", "suites-2of2"),
+        *(f"suites-rest-h200-{part}of4" for part in (1, 2, 3, 4)),
+    ),
 }
 
 
