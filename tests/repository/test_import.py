@@ -73,7 +73,9 @@ def test_costs_little(imported: dict[str, Any]) -> None:
 
 def test_leaves_kernels_to_the_first_product(imported: dict[str, Any]) -> None:
     """They are most of the time: Triton reads the source of all that it decorates."""
-    shared = {f"triton_gemm.kernels.{name}" for name in ("candidate", "cost_model", "launch", "schedule", "splitk")}
+    shared = {
+        f"triton_gemm.kernels.{name}" for name in ("candidate", "cost_model", "forms", "launch", "schedule", "splitk")
+    }
     assert set(imported["decorated"]) <= shared
 
 
