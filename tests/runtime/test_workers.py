@@ -175,7 +175,7 @@ def test_a_hundred_thousand_problems_stay_within_the_caches(monkeypatch: pytest.
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
     by_model = functools.lru_cache(_remembered.cache_info().maxsize)(lambda problem, device: made.selection)
-    monkeypatch.setattr(policies, "by_model", by_model)
+    monkeypatch.setattr(policies, "remembered", by_model)
     monkeypatch.setattr(policies.tables, "lookup", lambda *_: None)
     memory = half(1)
     b, first = memory.expand(32, 48), None

@@ -6,7 +6,6 @@ A kernel that no kit has is compiled. A kit that is damaged, or that the driver 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -17,13 +16,14 @@ import torch
 
 from ..compat import MachineCode, compiles_anew
 from ..hardware.device import DeviceInfo
+from ..hardware.device_model import model_of
 from ..kernels import forms
 from ..kernels.candidate import Candidate
 from ..kernels.launch import Launch
 from ..problem import GemmProblem
 from ..selection import generation
 from ..selection.bit_classes import bit_class
-from ..selection.select import Selection, about, given, illegal, ranked, remembered
+from ..selection.select import Selection, about, given, illegal, predicted, remembered, within
 from ..tables.files import TRITON
 from . import kit
 from .binaries import identities, identity
@@ -114,17 +114,15 @@ def choice(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
 
 def ties(problem: GemmProblem, device: DeviceInfo, by_model: Selection) -> Iterator[Selection]:
     """The model's choice, then legal candidates of its class of bits that are predicted to take at most TIES times as
-    long as the fastest, the fastest first. All are marked as a kit's."""
+    long, the fastest first. All are marked as a kit's."""
     yield replace(by_model, kit=True)
-    wanted, limit = bit_class(problem, by_model), math.inf
-    for time_us, candidate in ranked(problem.to_choose_for(), device):
-        if time_us > limit:
-            break
-        own = Candidate(given(problem, candidate.algorithm), candidate.algorithm)
-        if bit_class(problem, own) == wanted and illegal(problem, device, own) is None:
-            limit = min(limit, TIES * time_us)
-            if own.algorithm != by_model.algorithm:
-                yield replace(Selection.of(own, about(time_us, problem, device)), kit=True)
+    alone, wanted = problem.to_choose_for(), bit_class(problem, by_model)
+    best = predicted(alone, Candidate(given(alone, by_model.algorithm), by_model.algorithm), model_of(device))
+    for time_us, (_, algorithm) in within(alone, device, TIES * best):
+        own = Candidate(given(problem, algorithm), algorithm)
+        other = algorithm != by_model.algorithm and bit_class(problem, own) == wanted
+        if other and illegal(problem, device, own) is None:
+            yield replace(Selection.of(own, about(time_us, problem, device)), kit=True)
 
 
 def holds(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> bool:

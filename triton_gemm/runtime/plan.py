@@ -27,7 +27,7 @@ from ..hardware.device import INTERPRETER, DeviceInfo, device_info
 from ..hardware.driver import ensure_context
 from ..problem import PRODUCT, SUM, GemmProblem, Request
 from ..selection import generation
-from ..selection.select import Selection
+from ..selection.select import Selection, remembered
 from . import background, policies
 from .background import FirstCalls
 from .binaries import SCALARS, launches_on, operands_of
@@ -297,5 +297,5 @@ def _new_plan(problem: GemmProblem, device: torch.device, invariant: bool | None
     first_calls = FirstCalls(info) if background.enabled() else None
     plan = GemmPlan(problem, selection, device, first_calls)
     if selection.kit and not CLUSTERS and not plan.load():  # the driver refused the kit, and Triton cannot compile it
-        return GemmPlan(problem, policies.by_model(problem.to_choose_for(), info), device, first_calls)
+        return GemmPlan(problem, remembered(problem.to_choose_for(), info), device, first_calls)
     return plan

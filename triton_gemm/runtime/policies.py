@@ -63,8 +63,18 @@ _process: Policy | None = None
 _tuner: Tuner | None = None
 _warned: set[str] = set()  # wrong values
 
-by_model = remembered
 _invariant_by_model = generation.of_models(4096)(batch_invariance.select)
+
+
+def by_model(problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """The model's choice: in the forms of kits of another Triton than the installed one, where they hold it."""
+    found = kits.choice(problem, device) if kits.others(device.capability) else None
+    return found or remembered(problem, device)
+
+
+def _only(name: str) -> Callable[[GemmProblem, DeviceInfo], str]:
+    """What `tables.lookup` takes for entries of that class of bits."""
+    return lambda *_: name
 
 
 def _class_by_model(problem: GemmProblem, device: DeviceInfo) -> str:
@@ -258,48 +268,39 @@ def choose(
     asked, problem = problem, problem.to_choose_for()
     name, bits, invariant_here = current()
     invariant = invariant_here if invariant is None else invariant
-    # Kits of another Triton than the installed one decide bits, too, where they hold a product's kernels.
-    others = not invariant and kits.others(device.capability)
-    of_kits = _of_kits(asked, device, name, bits) if others else None
-    wanted = batch_invariance.class_of if invariant else _class_by_model if bits == "same" else None
-    if of_kits is not None and bits == "same":
-        wanted = lambda *_: bit_class(problem, of_kits)  # noqa: E731
-    found = None if name == "model" else tables.lookup(problem, device, bits, wanted)
-    if found is None and of_kits is not None and of_kits.source != "model":
-        found = of_kits
+    of_kits = None if invariant or name == "model" else _from_tables_of_kits(asked, device, bits)
+    of_default = _class_by_model if of_kits is None else _only(bit_class(problem, of_kits))
+    wanted = batch_invariance.class_of if invariant else of_default if bits == "same" else None
+    found = None if name == "model" else tables.lookup(problem, device, bits, wanted) or of_kits
     if found is None and name == "error":
         raise RuntimeError(
             f'no table has {_text(problem)} on {device.name}, and the policy is "error": tune it, or set "cached"'
         )
     if found is None and name == "tune" and may_tune and _may_time():
         found = _tuned(problem, device, batch_invariance.class_of(problem, device) if invariant else None)
+    if found is None and invariant:
+        found = _invariant_by_model(problem, device)
     if found is None:
-        if invariant:
-            found = _invariant_by_model(problem, device)
-        else:
-            found = of_kits or kits.choice(asked, device)
-    if found is None:
-        plain = _of_kits(problem, device, name, bits) if others and asked != problem else None
-        found = _with_bits_of(plain, problem, device)
+        found = kits.choice(asked, device) or _compiled_choice(problem, device)
     return replace(found, batch_invariant=True) if invariant else found
 
 
-def _of_kits(problem: GemmProblem, device: DeviceInfo, name: PolicyName, bits: Bits) -> Selection | None:
-    """What kits hold all kernels of: what tables of their Triton say, else the model's choice, or a tie of it."""
-    wanted = _class_by_model if bits == "same" else None
-    for triton in kits.others(device.capability) if name != "model" else ():
+def _from_tables_of_kits(problem: GemmProblem, device: DeviceInfo, bits: Bits) -> Selection | None:
+    """What tables of a kit's Triton say, where that is not the installed one and kits hold the kernels."""
+    for triton in kits.others(device.capability):
         with forms.of_kits():
-            found = tables.lookup(problem.to_choose_for(), device, bits, wanted, triton)
+            alone = problem.to_choose_for()
+            wanted = _only(bit_class(alone, remembered(alone, device))) if bits == "same" else None
+            found = tables.lookup(alone, device, bits, wanted, triton)
             if found is not None and kits.holds(problem, device, found):
                 return replace(found, kit=True)
-    return kits.choice(problem, device)
+    return None
 
 
-def _with_bits_of(plain: Selection | None, problem: GemmProblem, device: DeviceInfo) -> Selection:
-    """What the installed Triton compiles for a product: of the bits of `plain`, what kits hold for the same product
-    without a preactivation, where a candidate has them; else the model's choice."""
-    found = by_model(problem, device)
-    wanted = bit_class(problem, plain or found)
+def _compiled_choice(problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """The model's choice of what the installed Triton compiles. A kit of another one, which holds the product without a
+    preactivation alone, decides the bits of both."""
+    found, wanted = remembered(problem, device), _class_by_model(problem, device)
     if bit_class(problem, found) == wanted:
         return found
     alike = ((us, x) for us, x in ranked(problem, device) if bit_class(problem, x) == wanted)

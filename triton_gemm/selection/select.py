@@ -143,6 +143,20 @@ def predicted(problem: GemmProblem, candidate: Candidate, model: DeviceModel) ->
     return time + kernels.repack.microseconds(problem, how.packed, model) if how.packed else time
 
 
+def within(problem: GemmProblem, device: DeviceInfo, limit_us: float) -> list[tuple[float, Candidate]]:
+    """(predicted microseconds, candidate) of legal candidates that are predicted to take at most so long, the fastest
+    first."""
+    model = model_of(device)
+    found = []
+    for name in kernels.KERNELS:
+        for bound, _, candidates in _bounded(name, problem, device, model):
+            for candidate in candidates if bound <= limit_us * ROUNDING else ():
+                time = predicted(problem, candidate, model)
+                if time <= limit_us and illegal(problem, device, candidate) is None:
+                    found.append((time, candidate))
+    return sorted(found, key=itemgetter(0))
+
+
 def predicted_or_inf(problem: GemmProblem, candidate: Candidate, model: DeviceModel) -> float:
     """`predicted`, and infinity for what the model knows nothing of: no kernel may propose a table's or a user's
     configuration."""

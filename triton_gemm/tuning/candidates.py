@@ -13,7 +13,6 @@ from ..hardware.device import DeviceInfo
 from ..kernels.candidate import Algorithm, Candidate
 from ..kernels.schedule import Schedule
 from ..problem import GemmProblem
-from ..runtime import kits
 from ..selection.bit_classes import bit_class
 from ..selection.of_configs import OfKernel, of_configs
 from ..selection.select import Selection, ranked
@@ -37,9 +36,6 @@ def candidates(
     own = [pair for config in configs for pair in kernels_of(config)]
     same = bit_class(problem, choice)
     found = {choice.algorithm: choice}
-    of_kit = kits.choice(problem, device)  # which the installed Triton may not be able to compile
-    if of_kit is not None and (bits == "any" or bit_class(problem, of_kit) == same):
-        found.setdefault(of_kit.algorithm, of_kit)
     kept: Counter[Any] = Counter()
     given: set[Any] = {(kernel, config) for kernel, config in own}
     predicted = (candidate for _, candidate in ranked(problem, device, bits == "any"))
