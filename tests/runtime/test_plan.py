@@ -29,7 +29,7 @@ from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
 from triton_gemm.runtime import native_build, plan, policies, step
 from triton_gemm.selection import generation
-from triton_gemm.selection.select import _remembered, select
+from triton_gemm.selection.select import remembered, select
 
 HALF = torch.float16
 PACKAGE = str(Path(triton_gemm.__file__).parent)
@@ -243,7 +243,7 @@ def test_plans_are_found_again_and_few_are_kept(few: None) -> None:
 
 
 def test_selections_are_bounded() -> None:
-    assert _remembered.cache_info().maxsize == plan.MAX_PLANS
+    assert remembered.cache_info().maxsize == plan.MAX_PLANS
 
 
 def plan_without_a_gpu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> plan.GemmPlan:

@@ -28,7 +28,7 @@ from triton_gemm.functional import api, fast_path
 from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.problem import Request
 from triton_gemm.runtime import plan, policies, step, workspace
-from triton_gemm.selection.select import _remembered
+from triton_gemm.selection.select import remembered
 
 SECONDS = 60  # after which a worker hangs
 NOT_IMPORTED = ("triton_gemm.ladder.", "triton_gemm.cli", "triton_gemm.__main__")  # rungs, and commands
@@ -174,7 +174,7 @@ def test_a_hundred_thousand_problems_stay_within_the_caches(monkeypatch: pytest.
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
-    by_model = functools.lru_cache(_remembered.cache_info().maxsize)(lambda problem, device: made.selection)
+    by_model = functools.lru_cache(remembered.cache_info().maxsize)(lambda problem, device: made.selection)
     monkeypatch.setattr(policies, "remembered", by_model)
     monkeypatch.setattr(policies.tables, "lookup", lambda *_: None)
     memory = half(1)

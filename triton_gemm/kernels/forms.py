@@ -17,11 +17,8 @@ def clusters() -> bool:
 
 
 @contextmanager
-def of_kits(enabled: bool = True) -> Iterator[None]:
+def of_kits() -> Iterator[None]:
     """A block in which kernels have the forms of kits, whichever Triton is installed."""
-    if CLUSTERS or not enabled:
-        yield
-        return
     token = _of_kits.set(True)
     try:
         yield

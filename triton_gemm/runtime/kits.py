@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ..compat import MachineCode, compiles_anew
+from ..compat import INTERPRETED, MachineCode, compiles_anew
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
 from ..kernels import forms
@@ -39,10 +39,9 @@ log = logging.getLogger("triton_gemm")
 
 @lru_cache(maxsize=8)
 def used(capability: tuple[int, int]) -> list[kit.Kit]:
-    """Those for GPUs of a compute capability: the user's first. None under TRITON_GEMM_KIT=0. One that turns out to be
-    damaged is taken out."""
-    named = setting(VARIABLE)
-    if named == "0" or capability not in NAMES:
+    """Those for GPUs of a compute capability: the user's first. None under TRITON_GEMM_KIT=0, and in Triton's
+    interpreter. One that turns out to be damaged is taken out."""
+    if INTERPRETED or capability not in NAMES or (named := setting(VARIABLE)) == "0":
         return []
     found = [] if named == "1" else _opened(Path(named), checked=True)
     if (own := SHIPPED / NAMES[capability]).exists():
@@ -104,11 +103,11 @@ def choice(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
     """The model's choice in the forms of kits (`forms`), or the first of its `ties`, of which kits hold all kernels."""
     if not used(device.capability):
         return None
+    try:
+        by_model = remembered(problem.to_choose_for(), device, True)
+    except RuntimeError:  # there is none
+        return None
     with forms.of_kits():
-        try:
-            by_model = remembered(problem.to_choose_for(), device)
-        except RuntimeError:  # there is none
-            return None
         return next((found for found in ties(problem, device, by_model) if holds(problem, device, found)), None)
 
 

@@ -281,7 +281,9 @@ def choose(
     if found is None and invariant:
         found = _invariant_by_model(problem, device)
     if found is None:
-        found = kits.choice(asked, device) or _compiled_choice(problem, device)
+        found = kits.choice(asked, device) or remembered(problem, device)
+        if asked != problem and kits.others(device.capability) and not found.kit:
+            found = _with_bits_of(by_model(problem, device), problem, device)
     return replace(found, batch_invariant=True) if invariant else found
 
 
@@ -290,17 +292,17 @@ def _from_tables_of_kits(problem: GemmProblem, device: DeviceInfo, bits: Bits) -
     for triton in kits.others(device.capability):
         with forms.of_kits():
             alone = problem.to_choose_for()
-            wanted = _only(bit_class(alone, remembered(alone, device))) if bits == "same" else None
+            wanted = _only(bit_class(alone, remembered(alone, device, True))) if bits == "same" else None
             found = tables.lookup(alone, device, bits, wanted, triton)
             if found is not None and kits.holds(problem, device, found):
                 return replace(found, kit=True)
     return None
 
 
-def _compiled_choice(problem: GemmProblem, device: DeviceInfo) -> Selection:
-    """The model's choice of what the installed Triton compiles. A kit of another one, which holds the product without a
-    preactivation alone, decides the bits of both."""
-    found, wanted = remembered(problem, device), _class_by_model(problem, device)
+def _with_bits_of(plain: Selection, problem: GemmProblem, device: DeviceInfo) -> Selection:
+    """What the installed Triton compiles with a preactivation, of the bits of `plain`: what a kit of another Triton
+    decides for the same without one."""
+    found, wanted = remembered(problem, device), bit_class(problem, plain)
     if bit_class(problem, found) == wanted:
         return found
     alike = ((us, x) for us, x in ranked(problem, device) if bit_class(problem, x) == wanted)

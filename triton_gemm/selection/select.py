@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -240,13 +241,12 @@ def select(problem: GemmProblem, device: DeviceInfo) -> Selection:
 
 
 @generation.of_models(4096)
-def _remembered(problem: GemmProblem, device: DeviceInfo, clusters: bool) -> Selection:
-    return select(problem, device)
-
-
-def remembered(problem: GemmProblem, device: DeviceInfo) -> Selection:
-    """`select` in the forms of here, of earlier calls the result again."""
-    return _remembered(problem, device, forms.clusters())
+def remembered(problem: GemmProblem, device: DeviceInfo, of_kits: bool = False) -> Selection:
+    """`select`, of earlier calls the result again. of_kits: in the forms of kits (`forms`)."""
+    if not of_kits:
+        return select(problem, device)
+    with forms.of_kits():
+        return select(problem, device)
 
 
 def next_best(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> Selection:
@@ -273,6 +273,6 @@ def launches(problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
     problem = given(problem, selection.algorithm)
     if selection.swap_ab:
         names = {"a": names.get("b", "b"), "b": names.get("a", "a"), "a_scale": "b_scale", "b_scale": "a_scale"}
-    with forms.of_kits(selection.kit):
+    with forms.of_kits() if selection.kit else nullcontext():
         made = kernels.named(selection.kernel).launches(problem, selection.config, selection.work)
     return (*copies, *(launch.renamed(names) for launch in made))
