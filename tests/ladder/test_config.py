@@ -132,7 +132,6 @@ RUNG = Rung(
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch):
     """tune(failures) launches a fake kernel through the autotuner, and returns what came of it."""
-    monkeypatch.setattr(triton.knobs.autotuning, "print", False)
 
     def do_bench(call, quantiles):
         call()
@@ -157,7 +156,9 @@ def tune(monkeypatch: pytest.MonkeyPatch):
         return c
 
     kernel = FakeKernel({})
-    return tune
+    with triton.knobs.autotuning.scope():  # which takes back the environment variable, too
+        triton.knobs.autotuning.print = False
+        yield tune
 
 
 def test_tuning_tries_each_legal_config_and_keeps_the_best(tune) -> None:

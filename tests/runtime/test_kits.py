@@ -166,6 +166,18 @@ def test_a_damaged_kit_is_warned_of_once(shipped: Path, caplog: pytest.LogCaptur
     assert len(warnings(caplog)) == 1 and kits.used((9, 0)) == []
 
 
+def test_a_warning_names_the_user_s_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which is read by its descriptor."""
+    file = write(tmp_path / "own" / "mine.kit")
+    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+    kits.used((9, 0))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20] + bytes(20))
+    assert code() is None and warnings(caplog)[0].startswith(f"{file} is not used")
+
+
 @pytest.mark.parametrize("setting", ["runtime.debug", "compilation.always_compile", "compilation.override"])
 def test_where_triton_is_told_to_compile_it_compiles(shipped: Path, setting: str) -> None:
     of, name = setting.split(".")

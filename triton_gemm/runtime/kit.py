@@ -132,10 +132,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kit:
-    """A kit that was opened: its file, and its index, of which digest is a hash. made_by: versions; hashes: of source
-    files."""
+    """A kit that was opened: its file, and its index, of which digest is a hash. name: the file's for people; made_by:
+    versions; hashes: of source files."""
 
     file: Path
+    name: Path
     digest: str
     capability: tuple[int, int]
     made_by: Mapping[str, str]
@@ -183,8 +184,9 @@ class Kit:
         return found
 
 
-def read(file: Path) -> Kit:
-    """Opens a kit. OSError where there is no such file, DamagedError where it is no kit."""
+def read(file: Path, name: Path | None = None) -> Kit:
+    """Opens a kit. name: what people know the file by. OSError where there is no such file, DamagedError where it is no
+    kit."""
     with file.open("rb") as opened:
         if opened.read(len(MAGIC)) != MAGIC:
             raise DamagedError("it is no kit of this version's format")
@@ -199,8 +201,8 @@ def read(file: Path) -> Kit:
         for packed, digest, lengths in index["groups"]:
             groups.append((begin, begin + int(packed), str(digest), tuple(map(int, lengths))))
             begin += int(packed)
-            if packed < 0 or min(lengths, default=0) < 0:
-                raise ValueError("a length is negative")
+            if not 0 <= packed <= MAX_GROUP or min(lengths, default=0) < 0:
+                raise ValueError("a length is negative, or too long")
         if begin != size:
             raise DamagedError(f"it has {size} bytes, and its index says {begin}")
         heads = sorted(index["kernels"].items(), key=lambda one: one[1][:2])
@@ -223,7 +225,7 @@ def read(file: Path) -> Kit:
             raise ValueError("a kernel's sources are not the package's")
         major, minor = map(int, index["capability"])
         made_by = {str(name): str(version) for name, version in index["made_by"].items()}
-        return Kit(file, _digest(text), (major, minor), made_by, hashes, kernels, sources, tuple(groups))
+        return Kit(file, name or file, _digest(text), (major, minor), made_by, hashes, kernels, sources, tuple(groups))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DamagedError(f"its index is wrong: {type(error).__name__}: {error}") from None
 

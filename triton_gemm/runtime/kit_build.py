@@ -22,7 +22,7 @@ from .worker import error_line
 
 # Environment variables of Triton, and those that change no machine code.
 SETTINGS = ("TRITON_", "PTXAS_", "DISABLE_PTXAS_", "DISABLE_LLVM_", "LLVM_", "MLIR_", "NVPTX_")
-HARMLESS = {"TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_INTERPRET", "TRITON_LIBCUDA_PATH"}
+HARMLESS = {"TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_INTERPRET", "TRITON_LIBCUDA_PATH", "TRITON_PRINT_AUTOTUNING"}
 MOST = 16384  # kernels of a user's kit, of whose index each takes less than a thousandth of a MB
 
 

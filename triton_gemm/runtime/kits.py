@@ -62,7 +62,7 @@ def _opened(file: Path, checked: bool = False) -> list[kit.Kit]:
     open, because another file may take its name.
     """
     try:
-        return [kit.read(Path(f"/proc/self/fd/{open_safely(file)}") if checked else file)]
+        return [kit.read(Path(f"/proc/self/fd/{open_safely(file)}") if checked else file, file)]
     except (OSError, ImportError, kit.DamagedError) as error:
         _warn(file, error)
         return []
@@ -138,7 +138,7 @@ def refuse(of: kit.Kit, error: Exception) -> None:
         with suppress(ValueError):  # another thread was first
             kits.remove(of)
             generation.advance_models()  # choices depended on it
-            _warn(of.file, error)
+            _warn(of.name, error)
 
 
 def _warn(file: Path, error: Exception) -> None:
