@@ -258,9 +258,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.refuse(parser, given, ("count",), "--check, --served, --verify and --bits build nothing")
         try:
             found = kit.read(given.out)
+        except FileNotFoundError:
+            print(f"there is no {shown(given.out)}: `make kit` builds it", file=sys.stderr)
+            return 1
         except (OSError, kit.DamagedError) as error:
             print(f"error: {shown(given.out)}: {error}", file=sys.stderr)
-            return 1 if isinstance(error, FileNotFoundError) else 2
+            return 2
         stale = [key for key in found.kernels if not found.is_current(key)]
         print(f"{shown(given.out)}: {len(found.kernels)} kernels, {len(stale)} of them stale")
         if given.served:

@@ -75,7 +75,7 @@ def test_the_share_that_is_served() -> None:
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "some.kit"
-    assert command.main(["--check", "--out", str(file)]) == 1 and "No such file" in capsys.readouterr().err
+    assert command.main(["--check", "--out", str(file)]) == 1 and "there is no" in capsys.readouterr().err
     real, launches = kit_build.build, command.chosen(10**6, SEEDS[0])
     shortest = {key: of for key, of in launches.items() if of[0].kernel.__name__ == "skinny_kernel"}
     asked: dict[str, Any] = {}
