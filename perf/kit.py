@@ -3,12 +3,14 @@
 What it holds is chosen by use: GEMMs of the suites' models and drawn ones of every regime, in the choices for an H100
 and an H200, with the dtypes, epilogues and derivatives that models use. Of each kernel the weights of the GEMMs that
 need it are added up, and the COUNT heaviest kernels are compiled, or kept from the file. Of candidates that are
-predicted to tie, the one whose kernels most other GEMMs could use counts. --served SEED says, without building, for
-which share of other GEMMs the file has all kernels. --verify compiles a drawn 5 % again, and compares their machine
-code. All of these run with Triton 3.9, which pip installs into build/drift where it is not there. --bits I/N compares,
-on a GPU with TRITON_GEMM_KIT, the results of the kit's kernels with those of what the installed Triton compiles, a part
-of them. --check counts kernels whose sources have changed since, with any Triton. Exit status: 1 if a kernel failed,
-differs or is stale, or there is no file to check, 2 for a mistake in the call.
+predicted to tie, the one whose kernels most other GEMMs can use is taken.
+
+--served SEED prints the share of other GEMMs that need no other kernel. --verify recompiles a random 5 % of the kernels
+and compares their machine code. Building and these two run with Triton 3.9; pip installs it into build/drift if it is
+missing. --bits I/N compares results of the kit with results of kernels that the installed Triton compiles. It needs a
+GPU and TRITON_GEMM_KIT, and runs part I of N. --check counts kernels whose source has changed, with any Triton.
+
+Exit status: 1 if a kernel failed, differs or is stale, or there is no kit to check; 2 for a mistake in the call.
 """
 
 from __future__ import annotations
@@ -136,21 +138,21 @@ def options_of(call: Call, gpu: str) -> list[Option]:
     return [kit_build.compilables(named_device(gpu), call.problem, x) for x in selections_of(call, gpu)]
 
 
-def _keys_of(asked: tuple[Call, str]) -> list[tuple[str, ...]]:
-    return [tuple(option) for option in options_of(*asked)]
+def _keys_of(pair: tuple[Call, str]) -> list[tuple[str, ...]]:
+    return [tuple(option) for option in options_of(*pair)]
 
 
 def needed(seed: int) -> list[tuple[Call, str, list[tuple[str, ...]]]]:
     """Each call once per GPU, with the keys of its options. All cores look for them, by processes."""
-    asked = [(call, gpu) for call in calls(seed) for gpu in GPUS]
+    pairs = [(call, gpu) for call in calls(seed) for gpu in GPUS]
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
-        found = pool.map(_keys_of, asked, chunksize=100)
-        return [(*one, keys) for one, keys in zip(asked, found, strict=True)]
+        found = pool.map(_keys_of, pairs, chunksize=100)
+        return [(*one, keys) for one, keys in zip(pairs, found, strict=True)]
 
 
 def chosen(count: int, seed: int = SEED) -> Option:
-    """The `count` launches with the largest weights, by the keys of their kernels. A call's weight goes to that of its
-    ties whose kernels most calls could use."""
+    """The `count` launches with the largest weights, by the keys of their kernels. A call's weight goes to the
+    tie whose kernels the most calls can use."""
     votes: dict[str, float] = {}
     origin: dict[str, tuple[Call, str]] = {}
     every = needed(seed)
@@ -164,8 +166,8 @@ def chosen(count: int, seed: int = SEED) -> Option:
             weights[key] = weights.get(key, 0.0) + call.weight
     heaviest = sorted(weights, key=weights.__getitem__, reverse=True)[:count]
     launches: Option = {}
-    for asked in dict.fromkeys(origin[key] for key in heaviest):
-        launches |= {key: of for option in options_of(*asked) for key, of in option.items()}
+    for pair in dict.fromkeys(origin[key] for key in heaviest):
+        launches |= {key: of for option in options_of(*pair) for key, of in option.items()}
     return {key: launches[key] for key in heaviest}
 
 
@@ -203,9 +205,9 @@ def with_other_bits(of: kit.Kit, part: tuple[int, int]) -> list[str]:
     seen: set[str] = set()
     same, refused, other = 0, 0, []
     with forms.of_kits():
-        asked = needed(SEED)[part[0] - 1 :: part[1]]  # by processes, so before there is a context
+        pairs = needed(SEED)[part[0] - 1 :: part[1]]  # by processes, so before there is a context
         device = torch.device("cuda", torch.cuda.current_device())
-        for call, gpu, options in asked:
+        for call, gpu, options in pairs:
             for keys, selection in zip(options, selections_of(call, gpu), strict=True):
                 if not of.kernels.keys() >= set(keys) or seen.issuperset(keys):
                     continue

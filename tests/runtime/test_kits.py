@@ -24,6 +24,7 @@ from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels import forms
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import fingerprint
+from triton_gemm.reporting.explanation import explain
 from triton_gemm.runtime import binaries, kit, kits, native_file, plan, policies, step
 from triton_gemm.selection import generation
 from triton_gemm.selection.bit_classes import bit_class
@@ -353,7 +354,6 @@ def test_stale_kernels_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def older_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a Triton that compiles no clusters, and has no tables."""
     monkeypatch.setattr(forms, "CLUSTERS", False)
-    monkeypatch.setattr(plan, "CLUSTERS", False)
     generation.advance_models()
 
 
@@ -382,6 +382,7 @@ def test_an_older_triton_runs_what_it_cannot_compile(older_triton: None) -> None
     assert candidates(CLUSTERED, H100, policies.by_model(CLUSTERED, H100))[0] == found
 
 
+@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_kit_that_is_refused_when_a_plan_is_made(
     refused: bool, older_triton: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -404,6 +405,9 @@ def test_a_kit_that_is_refused_when_a_plan_is_made(
     found = plan._new_plan(CLUSTERED, torch.device("cpu"), None)
     assert isinstance(found, plan.GemmPlan) and found.selection.kit is found.compiled is not refused
     assert (found.selection.algorithm == wanted.algorithm) is not refused
+    write_kit_of(replace(wanted, kit=True), problem=CLUSTERED, device=H100)
+    others = plan.GemmPlan(CLUSTERED, select(CLUSTERED, H100), torch.device("cpu"))
+    assert {x.capability for x in others.steps} == {(0, 0)}, "the installed Triton's bits, for whichever GEMM"
     assert len(warnings(caplog)) == refused
 
 
@@ -427,3 +431,13 @@ def test_an_older_triton_uses_tables_of_the_kits(older_triton: None) -> None:
     with policies.policy("model"):
         assert policies.choose(problem, H100).source == "model"
     assert {part for part in before if before[part] != after[part]} == {"kits", "tables"}
+
+
+def test_explain_says_what_is_of_a_kit() -> None:
+    """Also of groups of columns, which are multiplied as groups of rows."""
+    sizes = {"M": 2048, "N": 2048, "K": 2048, "dtype": torch.bfloat16, "device": HOPPER}
+    assert not explain(**sizes).kit
+    (_, first), *_ = ties()
+    write_kit_of(first)
+    assert explain(**sizes).kit
+    assert not explain(**sizes, groups=4, group_dim="N").kit

@@ -169,9 +169,9 @@ def explain(*operands: Any, **given: Any) -> Selection:
     if selection.source == "model":
         selection = next_best(problem, info, selection)
     bits = bit_class(problem, selection)
+    selection = replace(selection, kit=kits.serves(problem, info, selection))
     if of_columns:  # they are multiplied as groups of rows of c^T
         selection = replace(selection, algorithm=selection.algorithm._replace(swap_ab=True))
-    selection = replace(selection, kit=selection.kit or kits.holds(problem, info, selection))
     return replace(selection, device=info.name, policy=policies.current().name, bits=bits, model=origin(info))
 
 

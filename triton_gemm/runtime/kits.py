@@ -132,6 +132,11 @@ def holds(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> boo
     return all(any(key in of.kernels and of.is_current(key) for of in used(device.capability)) for key in keys)
 
 
+def serves(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> bool:
+    """Whether a selection runs machine code of kits alone."""
+    return selection.kit or (not others(device.capability) and holds(problem, device, selection))
+
+
 def refuse(of: kit.Kit, error: Exception) -> None:
     """Has a kit not be used any more."""
     for kits in (used(capability) for capability in NAMES):

@@ -16,7 +16,6 @@ import torch
 
 from ..arithmetic import fp32_precision
 from ..compat import (
-    CLUSTERS,
     INTERPRETED,
     current_device,
     current_stream,
@@ -28,7 +27,7 @@ from ..hardware.driver import ensure_context
 from ..problem import PRODUCT, SUM, GemmProblem, Request
 from ..selection import generation
 from ..selection.select import Selection, remembered
-from . import background, policies
+from . import background, kits, policies
 from .background import FirstCalls
 from .binaries import SCALARS, launches_on, operands_of
 from .interpreted_plan import InterpretedPlan as InterpretedPlan
@@ -78,7 +77,9 @@ class GemmPlan(PlanOfProblem):
             *(("workspace", "counters") if self.shares else ()),
             *(temporary.name for temporary in temporaries),
         )
-        self.steps = [Step(launch, (*SCALARS, *self.names), self.index, info.capability) for launch in made]
+        # Whether another Triton gives the same bits was not measured: it compiles all that was not chosen from its kit.
+        capability = info.capability if selection.kit or not kits.others(info.capability) else (0, 0)
+        self.steps = [Step(launch, (*SCALARS, *self.names), self.index, capability) for launch in made]
         self.first_calls = first_calls
         self.out_dtype = problem.out_dtype
 
@@ -294,8 +295,9 @@ def _new_plan(problem: GemmProblem, device: torch.device, invariant: bool | None
     selection = selection_for(problem, info, may_tune=True, invariant=invariant)
     if INTERPRETED:
         return InterpretedPlan(problem, selection)
-    first_calls = FirstCalls(info) if background.enabled() else None
-    plan = GemmPlan(problem, selection, device, first_calls)
-    if selection.kit and not CLUSTERS and not plan.load():  # the driver refused the kit, and Triton cannot compile it
-        return GemmPlan(problem, remembered(problem.to_choose_for(), info), device, first_calls)
-    return plan
+    if selection.kit and kits.others(info.capability):  # loaded now, as the installed Triton may not compile it
+        plan = GemmPlan(problem, selection, device)
+        if plan.load():
+            return plan
+        selection = remembered(problem.to_choose_for(), info)  # the driver refused the kit
+    return GemmPlan(problem, selection, device, FirstCalls(info) if background.enabled() else None)

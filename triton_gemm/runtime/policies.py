@@ -265,10 +265,10 @@ def choose(
     RuntimeError where the policy is "error" and no table has it, or "tune" and there is no tuner or it answers another
     class; as `select` else.
     """
-    asked, problem = problem, problem.to_choose_for()
+    with_preactivation, problem = problem, problem.to_choose_for()
     name, bits, invariant_here = current()
     invariant = invariant_here if invariant is None else invariant
-    of_kits = None if invariant or name == "model" else _from_tables_of_kits(asked, device, bits)
+    of_kits = None if invariant or name == "model" else _from_tables_of_kits(with_preactivation, device, bits)
     of_default = _class_by_model if of_kits is None else _only(bit_class(problem, of_kits))
     wanted = batch_invariance.class_of if invariant else of_default if bits == "same" else None
     found = None if name == "model" else tables.lookup(problem, device, bits, wanted) or of_kits
@@ -281,8 +281,8 @@ def choose(
     if found is None and invariant:
         found = _invariant_by_model(problem, device)
     if found is None:
-        found = kits.choice(asked, device) or remembered(problem, device)
-        if asked != problem and kits.others(device.capability) and not found.kit:
+        found = kits.choice(with_preactivation, device) or remembered(problem, device)
+        if with_preactivation != problem and kits.others(device.capability) and not found.kit:
             found = _with_bits_of(by_model(problem, device), problem, device)
     return replace(found, batch_invariant=True) if invariant else found
 
