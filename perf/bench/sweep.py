@@ -63,25 +63,7 @@ def file_name(suite: Suite, options: Options) -> str:
 
 def problem_of(shape: Shape, suite: Suite, options: Options, seed: int) -> Problem:
     """A shape as a problem with random operands."""
-    return Problem(
-        shape.M,
-        shape.N,
-        shape.K,
-        suite.mode or options.dtype,
-        seed=seed,
-        batch=shape.batch,
-        layout=shape.layout,
-        pad=shape.pad,
-        offset=shape.offset,
-        bias=shape.bias,
-        activation=shape.activation,
-        scales=shape.scales,
-        given_out=shape.given_out,
-        cold=suite.cold,
-        weights=shape.weights,
-        trained=shape.trained,
-        grouped=shape.grouped,
-    )
+    return Problem(**vars(shape), mode=suite.mode or options.dtype, seed=seed, cold=suite.cold)
 
 
 def subjects(problem: Problem, names: Sequence[str]) -> list[Provider]:

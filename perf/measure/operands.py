@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from perf.measure import numerics
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.functional.activations import ACTIVATIONS as ACTIVATIONS
+from triton_gemm.suites.shapes import Shape
 from triton_gemm.tuning.timing import COLD_FACTOR
 from triton_gemm.tuning.timing import draw as draw
 from triton_gemm.tuning.timing import set_count as set_count
@@ -38,37 +39,17 @@ STEEPEST = 1.13  # the largest slope among the activations: gelu's, at sqrt(2)
 
 
 @dataclass(frozen=True)
-class Problem:
-    """C = activation(A B + bias), C row-major, in a precision: a key of MODE_DTYPES.
+class Problem(Shape):
+    """C = activation(A B + bias), C row-major, of a shape in a precision, a key of MODE_DTYPES.
 
-    batch: how many products, or None for 2-D operands; layout: how A and B lie, "n" row-major and "t" column-major (a
-    weight of torch.nn.Linear makes "nt"); pad: elements by which rows are further apart than they are long; offset:
-    elements of storage before the first; bias: one value a column ("n"), a row ("m") or None; activation: a key of
-    ACTIVATIONS or None; scales: None, or the operands' scales as `triton_gemm.scaled_matmul` takes them: "tensor",
-    "rows" or "blocks"; given_out: whether C is handed over or allocated by the call; cold: by how much operand sets
-    exceed the L2 cache, unless it is to be hot; weights: the number of layers, each with its own B, that
-    calls cycle through, with all results kept; 0 repeats one product. trained: whether B requires grad. grouped:
-    whether the batch is one grouped product, with M rows in each group.
+    hot: whether L2 holds the operands; cold: by how much operand sets exceed L2 otherwise.
     """
 
-    M: int
-    N: int
-    K: int
     mode: str
+    _: KW_ONLY
     hot: bool = False
     seed: int = 0
-    batch: int | None = None
-    layout: str = "nn"
-    pad: int = 0
-    offset: int = 0
-    bias: str | None = None
-    activation: str | None = None
-    scales: str | None = None
-    given_out: bool = True
     cold: float = COLD_FACTOR
-    weights: int = 0
-    trained: bool = False
-    grouped: bool = False
 
     @property
     def dtype(self) -> torch.dtype:

@@ -63,7 +63,7 @@ def listed(_: int = SEED) -> list[GemmProblem]:
 def suites(_: int = SEED) -> list[GemmProblem]:
     """The distinct GEMMs of all bf16 suites that have no epilogue and no padding."""
     shapes = [shape for suite in SUITES.values() if suite.mode is None for shape in suite.shapes]
-    plain = [x for x in shapes if x == Shape(x.M, x.N, x.K, x.name, x.batch, x.layout)]
+    plain = [x for x in shapes if x == Shape(x.M, x.N, x.K, name=x.name, batch=x.batch, layout=x.layout)]
     return list(dict.fromkeys(gemm_problem(shape, MODE) for shape in plain))
 
 

@@ -34,7 +34,7 @@ from triton_gemm.suites import ALL, LARGE_M, PROJECTIONS, SUITES, Suite, chosen,
 from triton_gemm.suites.shapes import Shape, cube, spaced
 from triton_gemm.tuning import timing
 
-TINY = (Shape(24, 16, 40, "tiny", layout="nt"), cube(17, "tn", pad=1, offset=1))
+TINY = (Shape(24, 16, 40, name="tiny", layout="nt"), cube(17, "tn", pad=1, offset=1))
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)

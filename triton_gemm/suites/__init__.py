@@ -95,7 +95,7 @@ def weights() -> dict[tuple[int, int], str]:
 
 def projections(tokens: Sequence[int]) -> tuple[Shape, ...]:
     """The projections at each number of tokens; weights lie as torch.nn.Linear keeps them."""
-    return tuple(Shape(m, n, k, name, layout="nt") for (n, k), name in weights().items() for m in tokens)
+    return tuple(Shape(m, n, k, name=name, layout="nt") for (n, k), name in weights().items() for m in tokens)
 
 
 def is_projection(s: Shape) -> bool:
@@ -169,7 +169,7 @@ PREFILL = Suite(
     "prefill",
     "projections of Llama-3, Qwen3 and DeepSeek-V3 at 100 to 1000 tokens, any number: chunked prefill, batched serving",
     tuple(
-        Shape(m, n, k, name, layout="nt")
+        Shape(m, n, k, name=name, layout="nt")
         for m, ((n, k), name) in zip(prefill_tokens(2 * len(weights())), 2 * tuple(weights().items()), strict=True)
     ),
     lambda s: s.layout == "nt" and s.M in PREFILL_TOKENS and (s.N, s.K) in weights(),
@@ -184,7 +184,7 @@ DECODE = Suite(
     "decode",
     "up to 64 tokens on a weight that comes from memory: bytes a second are what counts",
     tuple(
-        Shape(m, n, k, f"weight of {ITEMSIZE * n * k / 1e6:.0f} MB", layout="nt")
+        Shape(m, n, k, name=f"weight of {ITEMSIZE * n * k / 1e6:.0f} MB", layout="nt")
         for n, k in (
             *((1024, 1024), (1536, 7168), (4096, 4096), (6144, 4096), (7168, 8192)),
             *((4096, 14336), (28672, 4096), (8192, 28672), (57344, 8192)),
@@ -273,12 +273,15 @@ BATCHED = Suite(
     "batched",
     "3-D operands: queries with keys and probabilities with values, experts, and many small products",
     (
-        *(Shape(n, n, 128, "Q K^T", batch=b, layout="nt") for b, n in ((64, 1024), (32, 2048), (16, 4096))),
-        *(Shape(n, 128, n, "P V", batch=b) for b, n in ((64, 1024), (32, 2048), (16, 4096))),
-        *(Shape(n, n, 64, "Q K^T", batch=96, layout="nt") for n in (512, 1024)),
-        *(Shape(n, 64, n, "P V", batch=96) for n in (512, 1024)),
-        *(Shape(m, 4096, 2048, "experts", batch=8, layout="nt") for m in (128, 1024)),
-        *(Shape(n, n, n, "small", batch=b) for b, n in ((4096, 32), (2048, 64), (512, 128), (128, 256), (32, 512))),
+        *(Shape(n, n, 128, name="Q K^T", batch=b, layout="nt") for b, n in ((64, 1024), (32, 2048), (16, 4096))),
+        *(Shape(n, 128, n, name="P V", batch=b) for b, n in ((64, 1024), (32, 2048), (16, 4096))),
+        *(Shape(n, n, 64, name="Q K^T", batch=96, layout="nt") for n in (512, 1024)),
+        *(Shape(n, 64, n, name="P V", batch=96) for n in (512, 1024)),
+        *(Shape(m, 4096, 2048, name="experts", batch=8, layout="nt") for m in (128, 1024)),
+        *(
+            Shape(n, n, n, name="small", batch=b)
+            for b, n in ((4096, 32), (2048, 64), (512, 128), (128, 256), (32, 512))
+        ),
     ),
     lambda s: s.batch is not None and 2 <= s.batch <= 4096,
     lambda random: Shape(

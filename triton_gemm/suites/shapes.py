@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from random import Random
 from typing import TypeVar
 
@@ -15,12 +15,21 @@ ITEMSIZE = 2  # bytes of fp16 and bf16, which all suites are measured in
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of one product, how its operands lie and how it is called: as in `operands.Problem`. `name` says where
-    it comes from."""
+    """The sizes of one GEMM, how its operands lie, and how it is called.
+
+    name: where it comes from; batch: how many GEMMs, or None for 2-D operands; layout: how A and B lie, "n" row-major
+    and "t" column-major (a weight of torch.nn.Linear makes "nt"); pad: elements by which rows are further apart than
+    they are long; offset: elements of storage before the first; bias: one value a column ("n"), a row ("m") or None;
+    activation: of the epilogue, or None; scales: None, or the operands' scales as `triton_gemm.scaled_matmul` takes
+    them: "tensor", "rows" or "blocks"; given_out: whether C is handed over or allocated by the call; weights: the
+    number of layers, each with its own B, that calls cycle through, with all results kept; 0 repeats one GEMM.
+    trained: whether B requires grad. grouped: whether the batch is one grouped GEMM, with M rows in each group.
+    """
 
     M: int
     N: int
     K: int
+    _: KW_ONLY
     name: str = ""
     batch: int | None = None
     layout: str = "nn"
