@@ -1,7 +1,10 @@
-"""Operands of given sizes without memory, on `meta`."""
+"""Operands of given sizes, as they lie in memory, or on `meta` without memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from math import prod
 from typing import Literal
 
 import torch
@@ -25,12 +28,17 @@ def operands_of_sizes(
 def matrix_without_memory(
     shape: tuple[int, ...], order: str, dtype: torch.dtype, pad: int = 0, offset: int = 0
 ) -> torch.Tensor:
-    """On `meta`, by rows ("n") or columns ("t"), which are `pad` elements longer in memory; it begins at `offset`."""
+    """On `meta`, as `matrix` has it."""
+    return matrix(partial(torch.empty, dtype=dtype, device="meta"), shape, order, pad, offset)
+
+
+def matrix(
+    storage: Callable[[int], torch.Tensor], shape: tuple[int, ...], order: str, pad: int = 0, offset: int = 0
+) -> torch.Tensor:
+    """By rows ("n") or columns ("t"), which are `pad` elements longer in memory; it begins at `offset`. storage: makes
+    so many elements."""
     if order == "t":
-        return matrix_without_memory((*shape[:-2], shape[-1], shape[-2]), "n", dtype, pad, offset).mT
+        return matrix(storage, (*shape[:-2], shape[-1], shape[-2]), "n", pad, offset).mT
     *batch, rows, columns = shape
     sizes = (*batch, rows, columns + pad)
-    memory = torch.empty(sizes, dtype=dtype, device="meta")
-    if offset:
-        memory = torch.empty(memory.numel() + offset, dtype=dtype, device="meta")[offset:].view(sizes)
-    return memory[..., :columns]
+    return storage(offset + prod(sizes))[offset:].view(sizes)[..., :columns]

@@ -21,9 +21,9 @@ import torch
 from perf.ladder import rungs_and_twins
 from perf.ladder.published import mode_of, twin_of
 from perf.ladder.record import CountedLaunch, Record
-from perf.measure import numerics, operands
+from perf.measure import numerics
 from perf.measure.environment import ROOT
-from perf.measure.operands import MODE_DTYPES, Problem
+from perf.measure.operands import MODE_DTYPES, Operands, Problem
 from reference_cuda import TWINS, TwinUnavailable, load
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.ladder.command import MistakeError, config_of, spelled
@@ -217,10 +217,8 @@ def _launch(text: str) -> Launch:
 def run(one: Launch) -> None:
     """Launches it twice, the second time under the profiler: the first call may compile, or build a twin."""
     out_dtype, call = one.call()
-    size, dtype = (one.size, one.size), MODE_DTYPES[one.mode]
-    generator = torch.Generator(device="cuda").manual_seed(0)
-    a, b = (operands.draw(size, dtype, generator) for _ in range(2))
-    c = torch.empty(size, dtype=out_dtype, device="cuda")
+    problem = Problem(one.size, one.size, one.size, one.mode)
+    a, b, c = Operands(problem, {out_dtype}, 1).arguments(out_dtype)[0]
     call(a, b, c)
     torch.cuda.synchronize()
     torch.cuda.profiler.start()

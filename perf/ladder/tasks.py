@@ -176,7 +176,7 @@ def _tuning_task(record: Record, rung: Rung, problem: Problem) -> Task:
         result: dict[str, Any] = {}
         with timer.fp32_precision("tf32" if problem.mode == "tf32" else "ieee"):
             laid = operands.Operands(problem, {problem.out_dtype}, 1)
-            check = operands.Check(problem, *laid.sets[0])
+            check = operands.Check(laid)
             provider = rungs_and_twins.rung_provider(
                 rung, (problem.M, problem.N, problem.K), problem.dtype, inspect=True
             )
@@ -315,10 +315,8 @@ def tf32_rounding(rungs: tuple[Rung, ...]) -> TF32Rounding:
     """The error of a TF32 product by who rounds the operands: cuBLAS, k07, and k07 told not to."""
     rung = next(rung for rung in rungs if rung.id == "k07")
     size = LADDER_SIZE
-    generator = torch.Generator(device="cuda").manual_seed(0)
-    a = operands.draw((size, size), torch.float32, generator)
-    b = operands.draw((size, size), torch.float32, generator)
-    check = operands.Check(Problem(size, size, size, "tf32"), a, b)
+    laid = operands.Operands(Problem(size, size, size, "tf32"), set(), 1)
+    (a, b), check = laid.sets[0], operands.Check(laid)
     calls: dict[str, timer.Call] = {
         "cuBLAS": lambda a, b, c: torch.mm(a, b, out=c),
         "k07, operands rounded to nearest": rung.launch,

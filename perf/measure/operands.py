@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from perf.measure import numerics
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.functional.activations import ACTIVATIONS as ACTIVATIONS
+from triton_gemm.operands import matrix
 from triton_gemm.suites.shapes import Shape
 from triton_gemm.tuning.timing import COLD_FACTOR
 from triton_gemm.tuning.timing import draw as draw
@@ -87,20 +89,20 @@ class Operands:
         self.problem = problem
         M, N, K, dtype = problem.M, problem.N, problem.K, problem.dtype
         generator = torch.Generator(device=DEVICE).manual_seed(problem.seed)
+        batch = () if problem.batch is None else (problem.batch,)
 
-        def lay(rows: int, columns: int, layout: str) -> torch.Tensor:
-            rows, columns = (columns, rows) if layout == "t" else (rows, columns)
-            shape = (storage_size(problem, rows, columns),)
-            storage = torch.empty(shape, dtype=dtype, device=DEVICE) if empty else draw(shape, dtype, generator)
-            matrix = matrix_in(storage, problem, rows, columns)
-            return matrix.mT if layout == "t" else matrix
+        def lay(storage: Callable[[int], torch.Tensor], rows: int, columns: int, order: str) -> torch.Tensor:
+            return matrix(storage, (*batch, rows, columns), order, problem.pad, problem.offset)
 
-        self.sets = [(lay(M, K, problem.layout[0]), lay(K, N, problem.layout[1])) for _ in range(count)]
+        def drawn(count: int) -> torch.Tensor:
+            return draw((count,), dtype, generator)
+
+        undrawn = partial(torch.empty, device=DEVICE)
+        storage = partial(undrawn, dtype=dtype) if empty else drawn
+        orders = problem.layout
+        self.sets = [(lay(storage, M, K, orders[0]), lay(storage, K, N, orders[1])) for _ in range(count)]
         self.outputs = {
-            out_dtype: [
-                matrix_in(torch.empty(storage_size(problem, M, N), dtype=out_dtype, device=DEVICE), problem, M, N)
-                for _ in range(count)
-            ]
+            out_dtype: [lay(partial(undrawn, dtype=out_dtype), M, N, "n") for _ in range(count)]
             for out_dtype in out_dtypes
         }
         sizes = {"m": M, "n": N}
@@ -117,17 +119,6 @@ class Operands:
             return [(a.flatten(0, 1), b, c, ends) for (a, b), c in zip(self.sets, outputs, strict=True)]
         sets = [(a, b.requires_grad_(self.problem.trained)) for a, b in self.sets]
         return [(a, b, c, *more) for (a, b), c in zip(sets, outputs, strict=True)]
-
-
-def storage_size(problem: Problem, rows: int, columns: int) -> int:
-    """Elements that row-major matrices take, the padding after the last row included."""
-    return problem.offset + (problem.batch or 1) * rows * (columns + problem.pad)
-
-
-def matrix_in(storage: torch.Tensor, problem: Problem, rows: int, columns: int) -> torch.Tensor:
-    """[rows, columns], or [batch, rows, columns], as the problem's offset and padding place it in `storage`."""
-    batch = () if problem.batch is None else (problem.batch,)
-    return storage[problem.offset :].view(*batch, rows, columns + problem.pad)[..., :columns]
 
 
 def sets_of(problem: Problem, out_dtypes: set[torch.dtype]) -> int:
@@ -170,19 +161,13 @@ def check_rows(problem: Problem, at_most: int | None) -> torch.Tensor | None:
 
 
 class Check:
-    """The fp64 truth of one problem, or of some rows of it, and the verdict on a result."""
+    """The fp64 truth of a problem's first operands, or of some rows of it, and the verdict on a result."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        rows: torch.Tensor | None = None,
-        scales: Sequence[torch.Tensor] = (),
-    ) -> None:
-        self.problem, self.b, self.rows, self.scales = problem, b, rows, scales
-        self.a = self._of_rows(a)
+    def __init__(self, operands: Operands, rows: torch.Tensor | None = None) -> None:
+        problem = self.problem = operands.problem
+        self.rows = rows
+        (a, b), bias, scales = operands.sets[0], operands.bias, operands.scales
+        self.a, self.b, self.scales = self._of_rows(a), b, scales
         if problem.scales in ("rows", "blocks"):
             self.scales = (self._of_rows(scales[0]).mT.contiguous().mT, scales[1])
         if bias is not None and problem.bias == "m":

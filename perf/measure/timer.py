@@ -116,8 +116,7 @@ def measure(
     with fp32_precision("tf32" if problem.mode == "tf32" else "ieee"):
         out_dtypes = {p.out_dtype or problem.out_dtype for p in providers}
         operands = Operands(problem, out_dtypes, sets_of(problem, out_dtypes))
-        rows = check_rows(problem, pace.check_rows)
-        check = Check(problem, *operands.sets[0], operands.bias, rows, operands.scales)
+        check = Check(operands, check_rows(problem, pace.check_rows))
         record["sets"] = len(operands.sets)
         record["providers"] = {p.name: {} for p in providers}
         subjects = []
@@ -275,7 +274,7 @@ def measure_calls(
     made and worked off; `least_ms` is the least of the rounds.
     """
     operands = Operands(problem, {problem.out_dtype}, problem.weights or 1)
-    check = Check(problem, *operands.sets[0], operands.bias, scales=operands.scales)
+    check = Check(operands)
     record: dict[str, Any] = {
         "sets": len(operands.sets),
         "budget_s": budget_s,

@@ -297,7 +297,7 @@ def test_torch_passes_the_check_and_a_lost_column_does_not(problem: Problem, row
     assert (a.stride(-1) == 1) == (problem.layout[0] == "n")
     assert (b.stride(-1) == 1) == (problem.layout[1] == "n")
     assert {x.storage_offset() for x in (a, b, c)} == {problem.offset}
-    check = Check(problem, a, b, laid.bias, operands.check_rows(problem, rows))
+    check = Check(laid, operands.check_rows(problem, rows))
     result = peers.providers.fused_in_torch(problem)(a, b, c, *bias)
     assert isinstance(result, torch.Tensor)
     assert result.shape == c.shape

@@ -129,11 +129,10 @@ def test_slow_providers_get_few_rounds_and_every_operand_set_is_used() -> None:
     assert operands.set_count(size=3 << 20, l2=l2, free=30 << 20) == 4
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_the_check_accepts_torch_and_refuses_a_dropped_tail() -> None:
-    generator = torch.Generator().manual_seed(0)
-    a = operands.draw((65, 47), torch.float32, generator)
-    b = operands.draw((47, 33), torch.float32, generator)
-    check = operands.Check(Problem(65, 33, 47, "ieee"), a, b)
+    laid = operands.Operands(Problem(65, 33, 47, "ieee"), set(), 1)
+    (a, b), check = laid.sets[0], operands.Check(laid)
     error, complaint = check.verdict(a @ b)
     assert complaint is None
     assert error["vs_torch"] == pytest.approx(1.0)
@@ -144,10 +143,10 @@ def test_the_check_accepts_torch_and_refuses_a_dropped_tail() -> None:
     assert check.verdict(slightly_off, torchs=True)[1] is None
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_the_check_of_integers_is_exact() -> None:
-    generator = torch.Generator().manual_seed(0)
-    a, b = (operands.draw(shape, torch.int32, generator) for shape in ((9, 7), (7, 5)))
-    check = operands.Check(Problem(9, 5, 7, "int32"), a, b)
+    laid = operands.Operands(Problem(9, 5, 7, "int32"), set(), 1)
+    (a, b), check = laid.sets[0], operands.Check(laid)
     c = a @ b
     assert check.verdict(c)[1] is None
     c[3, 2] += 1
