@@ -15,12 +15,12 @@ from triton.runtime import interpreter
 from tests import fuzz
 from tests.fuzz import Calls, Step, as_test
 from tests.support import random_products
-from tests.support.epilogue_truth import activated
 from tests.support.random_products import OPERATIONS, SMALL, Problem, draw_problem
 from triton_gemm.functional import ops
 from triton_gemm.problem import Layout
 from triton_gemm.runtime import plan
 from triton_gemm.runtime.plan import InterpretedPlan
+from triton_gemm.tuning import truth
 
 PRODUCTS, SHARES = 1000, 10
 Run = Callable[..., None]
@@ -82,39 +82,12 @@ def by_torch(
     alpha: float = 1.0,
     beta: float = 0.0,
 ) -> None:
-    """InterpretedPlan.run, in fp64: what a plan computes, quickly."""
-    problem, named = self.problem, dict(zip(self.problem.auxiliary, auxiliary, strict=True))
-    a, b = a.double(), b.double()
-
-    def product_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:  # torch's own may be routed here
-        return (a[..., None] * b[..., None, :, :]).sum(-2)
-
-    if problem.scales == "blocks":
-        a = a * named["a_scale"].double().mT.repeat_interleave(128, 1)[:, : problem.K]
-        scale = named["b_scale"].double().mT.repeat_interleave(128, 0).repeat_interleave(128, 1)
-        b = b * scale[: problem.K, : problem.N]
-    elif problem.scales:
-        a, b = a * named["a_scale"].double(), b * named["b_scale"].double()
-    if problem.groups:
-        ends, total = named["ends"].tolist(), problem.M if problem.groups == "m" else problem.K
-        groups = [slice(begin, end) for begin, end in zip([0, *ends], [*ends, total], strict=True)]
-        c.zero_()
-        for i, group in enumerate(groups[:-1]):
-            if problem.gate:
-                before = product_of(a[group], named["gate"][i].double())
-                c[group] = (activated(before, problem.activation) * product_of(a[group], b[i])).to(c.dtype)
-            elif problem.groups == "m":
-                c[group] = activated(product_of(a[group], b[i]), problem.activation).to(c.dtype)
-            else:
-                c[i] = activated(product_of(a[:, group], b[group]), problem.activation).to(c.dtype)
-        return
-    product = alpha * product_of(a, b) if alpha else torch.zeros(c.shape, dtype=torch.float64)
-    if beta:
-        product += beta * c.double()
-    if problem.bias:
-        bias = named["bias"].double()
-        product += bias[:, None] if problem.bias == "m" else bias
-    c.copy_(activated(product, problem.activation))
+    """InterpretedPlan.run, in fp64: what a plan computes, quickly, and without torch's products, which may be routed
+    here."""
+    K = self.problem.K  # 0 where alpha is
+    of = alpha * a[..., :K].double(), b[..., :K, :], c, *auxiliary
+    c0 = c if beta else None
+    c.copy_(truth.exact(self.problem, of, c0, beta, multiply=lambda a, b: (a[..., None] * b[..., None, :, :]).sum(-2)))
 
 
 def as_planned(self: InterpretedPlan, *given: Any) -> tuple[Any, ...]:
