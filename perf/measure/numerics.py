@@ -89,9 +89,9 @@ def scale_shapes(kind: str, M: int, N: int, K: int) -> tuple[tuple[int, ...], tu
 
 
 def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """fp64 x [rows, columns] times its scales, each for as many elements as there are to one."""
+    """fp64 x [.., rows, columns] times its scales, each for as many elements as there are to one."""
     if scale.dim() == 2:
-        for dim, size in enumerate(x.shape):
+        for dim, size in enumerate(x.shape[-2:]):
             if 1 < scale.shape[dim] < size:
                 scale = scale.repeat_interleave(128, dim).narrow(dim, 0, size)
     return x.double() * scale.double()

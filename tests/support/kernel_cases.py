@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.epilogue_truth import expected
-from tests.support.numerics import mode_of
+from tests.support.numerics import mode_of, scale_shapes, scaled
 from tests.support.product_checks import NAN, SENTINEL, drawn_as
 from triton_gemm.arithmetic import FP8
 from triton_gemm.config import TileConfig
@@ -94,24 +94,14 @@ class Operands:
             scales=case.scales,
             **axis,
         )
-        self.scales, (a_scale, b_scale) = self.draw_scales()
-        self.scaled = (self.a.double() * a_scale, self.b.double() * b_scale) if self.scales else (self.a, self.b)
-
-    def draw_scales(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
-        """(A's and B's scales as kernels read them, and as they are broadcast against A and B)."""
-        M, N, K = self.case.size
-        shapes = {
-            None: ((), ()),
-            "tensor": ((1,), (1,)),
-            "rows": ((M, 1), (1, N)),
-            "blocks": ((-(-K // 128), M), (-(-N // 128), -(-K // 128))),
-        }[self.case.scales]
-        drawn = [0.5 + torch.rand(shape, generator=self.generator, device=self.device) for shape in shapes]
-        a, b = drawn
-        if self.case.scales == "blocks":
-            a = a.mT.repeat_interleave(128, 1)[:, :K]
-            b = b.mT.repeat_interleave(128, 0).repeat_interleave(128, 1)[:K, :N]
-        return tuple(drawn) if self.case.scales else (), (a.double(), b.double())
+        self.scales: tuple[Tensor, ...] = ()  # as kernels read them
+        self.scaled = self.a, self.b
+        if case.scales is not None:
+            turned = case.scales == "blocks"
+            shapes = [x[::-1] if turned else x for x in scale_shapes(case.scales, M, N, K)]
+            self.scales = tuple(0.5 + torch.rand(x, generator=self.generator, device=device) for x in shapes)
+            a_scale, b_scale = (x.mT if turned else x for x in self.scales)
+            self.scaled = scaled(self.a, a_scale), scaled(self.b, b_scale)
 
     def draw(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         shape = (rows, columns) if self.case.batch is None else (self.case.batch, rows, columns)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.epilogue_truth import activated
 from tests.support.numerics import error_bound, mode_of, reference
 from tests.support.product_checks import (
     RULES,
@@ -207,16 +208,9 @@ def check(a, b, c0, alpha, beta, bias, along, activation, **options) -> None:  #
     multiply(a, b, c, alpha, beta, bias=bias, along=along, activation=activation, **options)
     mode = mode_of("ieee" if a.dtype == torch.float32 else "half", a.dtype)
     addend = {"m": lambda: bias.double()[:, None], "n": lambda: bias.double()[None, :]}.get(along, lambda: 0.0)()
-    functions = {
-        None: lambda x: x,
-        "relu": torch.relu,
-        "gelu": torch.nn.functional.gelu,
-        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-        "silu": torch.nn.functional.silu,
-    }
     for z in range(c0.shape[0]) if c0.dim() == 3 else [...]:
         before = reference(a[z], b[z], c0[z], alpha, beta) + addend
-        expected = functions[activation](before)
+        expected = activated(before, activation)
         bound = 1.13 * error_bound(a[z], b[z], c0[z], alpha, beta, mode, torch.float32)
         bound = bound + 2.0**-20 * before.abs() + error_bound(expected * 0, b[z] * 0, expected, 0, 1, mode, c0.dtype)
         assert ((c[z].double() - expected).abs() <= bound).all()

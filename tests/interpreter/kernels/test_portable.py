@@ -16,9 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder
 
-from perf.measure.numerics import accumulation_error, magnitude, rounded
 from tests.support import awkward_sizes
-from tests.support.epilogue_truth import activated
+from tests.support.epilogue_truth import activated, expected
 from tests.support.kernel_cases import Case, Operands
 from tests.support.kernel_mutants import kernels_with
 from tests.support.numerics import error_bound, mode_of, reference
@@ -442,15 +441,9 @@ def test_epilogue(split_k: int, axis: str | None, activation: str | None) -> Non
         bias = None if axis is None else torch.full((2 * (M if axis == "m" else N),), NAN)[::2].normal_()
         multiply(a, b, c, alpha, beta, split_k=split_k, bias=bias, axis=axis, activation=activation)
 
-        added = torch.zeros(M, N, dtype=torch.float64)
-        if bias is not None:
-            added += bias.double()[:, None] if axis == "m" else bias.double()[None, :]
-        before = reference(a, b, c0, alpha, beta) + added
-        error = accumulation_error(K + split_k, "ieee") * (magnitude(a, b, c0, alpha, beta) + added.abs())
-        # No activation is steeper than 1.13; each takes a few roundings in fp32 of numbers below |x| + 1.
-        error = 1.13 * error + 2.0**-20 * (before.abs() + 1)
-        expected = activated(before, activation)
-        assert ((c.double() - expected).abs() <= rounded(error, expected, out_dtype)).all()
+        epilogue = (bias, axis or "n", activation)
+        truth, bound = expected(a, b, c0, alpha, beta, *epilogue, mode="ieee", out_dtype=out_dtype, parts=split_k)
+        assert ((c.double() - truth).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
