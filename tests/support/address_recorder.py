@@ -32,6 +32,7 @@ from tests.support import gluon_on_cpu
 from tests.support.gluon_on_cpu import Memory
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem
+from triton_gemm.tuning.operands import shapes_of
 
 REGION = 56  # bits of an address within one operand; those above number operands
 MOST = 64  # programs of a grid that run, so many along its first axis; of more a few
@@ -369,19 +370,13 @@ def operands_of(
     recorder: Recorder, problem: GemmProblem, a: Tensor, b: Tensor, c: Tensor, step: int = 1
 ) -> dict[str, Tensor]:
     """A product's operands. step: from a value of the bias to the next."""
-    M, N, K = problem.M, problem.N, problem.K
+    shapes = shapes_of(problem)
     found = {"a": recorder.add("a", a, READ), "b": recorder.add("b", b, READ)}
     found["c"] = recorder.add("c", c, READ_FIRST if problem.has_beta else RESULT)
     if problem.bias:
-        bias = vector(M if problem.bias == "m" else N, problem.out_dtype, step)
-        found["bias"] = recorder.add("bias", bias, READ)
-    if problem.scales:
-        blocks = -(-K // 128)
-        of_a, of_b = {"tensor": ((1,), (1,)), "rows": ((M,), (N,)), "blocks": ((blocks, M), (-(-N // 128), blocks))}[
-            problem.scales
-        ]
-        found["a_scale"] = recorder.add("a_scale", torch.empty(of_a, device="meta"), READ)
-        found["b_scale"] = recorder.add("b_scale", torch.empty(of_b, device="meta"), READ)
+        found["bias"] = recorder.add("bias", vector(*shapes["bias"], problem.out_dtype, step), READ)
+    for name in ("a_scale", "b_scale") if problem.scales else ():
+        found[name] = recorder.add(name, torch.empty(shapes[name], device="meta"), READ)
     return found
 
 
