@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol
 
 import torch
 
@@ -14,8 +13,9 @@ from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
 from ..selection.select import Selection
 from ..tables.records import named
-from ..tuning import race, session
+from ..tuning import race
 from ..tuning.conditions import complaint
+from ..tuning.session import Lab
 from .fit import Timed
 from .report import Progress
 
@@ -31,16 +31,6 @@ class Probe:
 
     problem: GemmProblem
     ways: dict[Selection, Candidate]
-
-
-class Lab(session.Lab, Protocol):
-    """A GPU, or a stand-in."""
-
-    def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
-        """Whether none of these candidates need be waited for."""
-
-    def pause(self, seconds: float) -> None:
-        """Waits for what is being compiled."""
 
 
 @dataclass

@@ -10,10 +10,11 @@ from dataclasses import replace
 from ..hardware.device_model import DeviceModel, measured, model_without_calibration
 from ..problem import GemmProblem
 from ..selection.select import Selection
+from ..tuning.session import Lab
 from . import kept, measuring
 from .figures import places, value_at
 from .fit import SHIPPED, fit
-from .measuring import Lab, Probe
+from .measuring import Probe
 from .probes import probes
 from .report import CalibrationReport, Progress
 

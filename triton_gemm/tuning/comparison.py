@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 
 import torch
@@ -66,14 +67,11 @@ class Comparing:
         why: str | None = None
         for attempt in range(ATTEMPTS):
             try:
-                bench = self.gpu.bench(problem, [way], attempt)
-                try:
+                with closing(self.gpu.bench(problem, [way], attempt)) as bench:
                     bench.prepare(way)
                     bench.prepare(TORCH)
                     before = self.look()
                     found = timed(bench, ProductComparison(problem, "measured", kernel=named(way)), timing_s)
-                finally:
-                    bench.close()
                 why = complaint(before, self.look(), self.best_ms)
             except (race.FailedError, torch.OutOfMemoryError) as error:
                 return ProductComparison(problem, "failed", f"{error}".splitlines()[0])
