@@ -24,7 +24,7 @@ import torch
 
 from perf.common import arguments as args
 from perf.common import formats
-from perf.common.files import read_json, shown, write_json
+from perf.common.files import shown, write_json
 from perf.common.formats import Cell
 from perf.measure import environment
 from perf.measure.environment import RESULTS, ROOT, slug
@@ -136,9 +136,7 @@ def status(record: Record) -> int:
 
 
 def committed(results: Path) -> list[dict[str, Any]]:
-    """Every record under `results`, by GPU and Triton version."""
-    found = [read_json(path) for path in results.glob("*/battery-*.json")]
-    return sorted(found, key=lambda record: environment.order(record["environment"]))
+    return environment.committed(results, "battery-*.json")
 
 
 def rows(record: Record) -> list[list[Cell]]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from perf.accuracy.inputs import ERRORS
 from perf.common import formats
-from perf.common.files import read_json
 from perf.common.formats import Cell
 from perf.measure import environment
 from perf.measure.environment import slug
@@ -27,9 +26,7 @@ def path_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
 
 
 def committed(results: Path) -> list[dict[str, Any]]:
-    """Every record under `results`, by GPU and Triton version."""
-    found = [read_json(path) for path in results.glob(f"*/{FOLDER}/*.json")]
-    return sorted(found, key=lambda record: environment.order(record["environment"]))
+    return environment.committed(results, f"{FOLDER}/*.json")
 
 
 def _share(value: float | None) -> str | None:

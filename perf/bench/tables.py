@@ -142,7 +142,7 @@ def named_scores(sweep: Sweep) -> list[tuple[str, Score]]:
 
 def committed(results: Path) -> list[Sweep]:
     """Every sweep under `results`, by GPU, Triton version and suite."""
-    found = [read_json(path) for path in results.glob(f"*/{FOLDER}/*/*.json")]
+    found = environment.committed(results, f"{FOLDER}/*/*.json")
     return sorted(found, key=lambda sweep: (environment.order(sweep["environment"]), _place(sweep)))
 
 

@@ -265,6 +265,12 @@ def order(made: Mapping[str, Any]) -> tuple[str, list[int]]:
     return made["gpu"] or "", [int(part) if part.isdigit() else -1 for part in str(made["triton"]).split(".")]
 
 
+def committed(results: Path, files: str) -> list[dict[str, Any]]:
+    """Every record under the folders of GPUs in `results`, by GPU and Triton version. files: a pattern."""
+    found = [json.loads(path.read_text()) for path in sorted(results.glob(f"*/{files}"))]
+    return sorted(found, key=lambda record: order(record["environment"]))
+
+
 def newest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of the records of each GPU, which have their `environment`, those with its newest Triton, in their order."""
     records = list(records)

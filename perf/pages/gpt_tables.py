@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from perf.common import formats
-from perf.common.files import read_json
 from perf.common.formats import Cell
 from perf.measure import environment
 from perf.measure.environment import slug
@@ -26,9 +25,7 @@ def folder_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
 
 
 def committed(results: Path) -> list[dict[str, Any]]:
-    """Every record of the GPT under `results`, by GPU and Triton version."""
-    found = [read_json(path) for path in results.glob(f"*/{FOLDER}/*/{FILE}")]
-    return sorted(found, key=lambda record: environment.order(record["environment"]))
+    return environment.committed(results, f"{FOLDER}/*/{FILE}")
 
 
 def rows(record: dict[str, Any]) -> list[list[Cell]]:

@@ -9,7 +9,6 @@ from statistics import fmean, median
 from typing import Any
 
 from perf.common import formats
-from perf.common.files import read_json
 from perf.common.formats import Cell
 from perf.measure import environment
 from perf.measure.environment import slug
@@ -46,9 +45,7 @@ def path_of(results: Path, record: Record) -> Path:
 
 
 def committed(results: Path) -> list[dict[str, Any]]:
-    """Every record under `results`, by GPU and Triton version."""
-    found = [read_json(path) for path in sorted(results.glob(f"*/{FOLDER}/*/*.json"))]
-    return sorted(found, key=lambda record: environment.order(record["environment"]))
+    return environment.committed(results, f"{FOLDER}/*/*.json")
 
 
 def older(record: Record) -> str:
