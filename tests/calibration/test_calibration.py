@@ -96,12 +96,6 @@ class Lab(FakeLab):
         self.problem = problem
         return super().bench(problem, ways, seed)
 
-    def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
-        return all(map(self.kernels.ready, ways))
-
-    def pause(self, seconds: float) -> None:
-        self.kernels.pause(seconds)
-
 
 def candidate_of(problem: GemmProblem, way: Selection) -> Candidate:
     packed = triton_gemm.kernels.repack.repacked(problem, way.packed)

@@ -18,6 +18,7 @@ import torch
 
 import triton_gemm
 from tests.support import table_fakes
+from tests.support.plan_fakes import FakeReplay
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, another
 from triton_gemm import calibration, tables, tuning
@@ -85,15 +86,6 @@ class Event:
 
     def elapsed_time(self, other: Event) -> float:
         return max(1e-3, 1000 * (other.at - self.at))
-
-
-class FakeReplay:
-    def __init__(self, calls: Any, repeats: int) -> None:
-        self.repeats = repeats
-        calls[-1]()
-
-    def start(self) -> Any:
-        return lambda: 1.0
 
 
 @pytest.fixture(autouse=True)
