@@ -3,6 +3,7 @@ logic over a `Lab`, so that it is tested without a GPU."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -14,7 +15,7 @@ from ..problem import GemmProblem
 from ..selection.select import Selection
 from ..tables.records import named
 from ..tuning import race
-from ..tuning.conditions import complaint
+from ..tuning.conditions import Monitor
 from ..tuning.session import Lab
 from .fit import Timed
 from .report import Progress
@@ -51,11 +52,10 @@ def measure(
     """Times the probes' candidates until `until`, by the lab's clock, but for what is under way then. Products during
     which the GPU was throttled or shared are timed once more, after the others. DeviceLostError where a candidate has
     cost the GPU."""
-    found, best_ms = Measured(), float("inf")
+    found, monitor = Measured(), Monitor(lab.look, lab.now)
     waiting = [(probe, 0) for probe in probes]
     for probe in probes:
         lab.prepare(probe.problem, list(probe.ways))
-    before = None
     while waiting and lab.now() < until:
         ready = next((one for one in waiting if lab.ready(one[0].problem, list(one[0].ways))), None)
         if ready is None:
@@ -69,13 +69,9 @@ def measure(
             number = len(probes) - len(waiting)
             left = until - lab.now()
             progress(Progress(number, count=len(probes), problem=probe.problem, timed=count, seconds_left=left))
-        before = before or lab.look()
-        best_ms = min(best_ms, before.ms)
+        before = monitor.before(recent_s=math.inf)
         timed = _time(lab, probe, attempt, found)
-        after = lab.look()
-        best_ms = min(best_ms, after.ms)
-        why = complaint(before, after, best_ms)
-        before = after
+        why = monitor.after(before)
         if timed is None:
             continue
         if why is None:

@@ -14,7 +14,7 @@ from ..runtime import policies
 from ..selection.select import Selection
 from ..tables.records import named
 from . import race
-from .conditions import Conditions, complaint
+from .conditions import Monitor
 from .gpu import TORCH, Bench, Gpu, Way
 from .of_torch import torchs_product
 from .report import Comparison, ProductComparison
@@ -30,7 +30,7 @@ class Comparing:
 
     def __init__(self, gpu: Gpu, budget: float, progress: Callable[[Comparison], None]) -> None:
         self.gpu, self.budget, self.progress, self.begin = gpu, budget, progress, gpu.now()
-        self.best_ms = math.inf  # of the reference product
+        self.monitor = Monitor(gpu.look, gpu.now)
 
     def run(self, calls: Mapping[GemmProblem, int], recorded: bool) -> Comparison:
         """Compares every problem, the most called first. DeviceLostError where one has cost the GPU."""
@@ -70,19 +70,14 @@ class Comparing:
                 with closing(self.gpu.bench(problem, [way], attempt)) as bench:
                     bench.prepare(way)
                     bench.prepare(TORCH)
-                    before = self.look()
+                    before = self.monitor.before()
                     found = timed(bench, ProductComparison(problem, "measured", kernel=named(way)), timing_s)
-                why = complaint(before, self.look(), self.best_ms)
+                why = self.monitor.after(before)
             except (race.FailedError, torch.OutOfMemoryError) as error:
                 return ProductComparison(problem, "failed", f"{error}".splitlines()[0])
             if why is None:
                 return found
         return ProductComparison(problem, "refused", why or "")
-
-    def look(self) -> Conditions:
-        found = self.gpu.look()
-        self.best_ms = min(self.best_ms, found.ms)
-        return found
 
 
 def timed(bench: Bench, report: ProductComparison, timing_s: float) -> ProductComparison:

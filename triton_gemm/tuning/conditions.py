@@ -3,7 +3,9 @@ it took at best, and nothing slows the clocks down."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 TOLERANCE = 0.05  # of the reference GEMM's time, and of clocks
 STEADY = 1.1  # p80/p20 limit of the reference GEMM's times; on a shared GPU the spread is far larger
@@ -36,6 +38,35 @@ def complaint(before: Conditions, after: Conditions, best_ms: float) -> str | No
     if before.mhz and after.mhz and _apart(before.mhz, after.mhz):
         return f"the clock was at {before.mhz} MHz before and {after.mhz} MHz after"
     return None
+
+
+class Monitor:
+    """Judges a GPU from one trial to the next. look: what a reference GEMM takes now; now: the clock, in seconds."""
+
+    def __init__(self, look: Callable[[], Conditions], now: Callable[[], float]) -> None:
+        self._look, self._now = look, now
+        self.best_ms = math.inf  # of the reference GEMM
+        self.last: tuple[float, Conditions] | None = None  # when it was timed, and what was found
+        self.look_s = 0.0  # that it took
+
+    def before(self, recent_s: float = 0.0) -> Conditions:
+        """The conditions before a trial: the last ones, if they are less than `recent_s` old."""
+        if self.last is not None and self._now() - self.last[0] < recent_s:
+            return self.last[1]
+        begin, found = self._now(), self._look()
+        self.best_ms = min(self.best_ms, found.ms)
+        self.last = self._now(), found
+        self.look_s = self.last[0] - begin
+        return found
+
+    def after(self, before: Conditions, *, clock_lags: bool = False) -> str | None:
+        """Why times since `before` do not count, or None. clock_lags: whether the driver's reading of the clock may be
+        of the trial, and is read again if it alone is the reason."""
+        after = self.before()
+        why = complaint(before, after, self.best_ms)
+        if clock_lags and why is not None and complaint(before, replace(after, mhz=0), self.best_ms) is None:
+            why = complaint(before, self.before(), self.best_ms)
+        return why
 
 
 def _apart(x: float, y: float) -> bool:

@@ -20,7 +20,7 @@ from ..tables.records import named
 from ..tables.weights import weight_of
 from . import race
 from .candidates import candidates, refused
-from .conditions import Conditions, complaint
+from .conditions import Conditions, Monitor
 from .gpu import TORCH, Way
 from .journal import Journal
 from .of_torch import torchs_product
@@ -99,9 +99,7 @@ class Session:
     ) -> None:
         self.lab, self.journal, self.wishes, self.progress = lab, journal, wishes, progress
         self.begin = lab.now()
-        self.best_ms = float("inf")  # of the reference product
-        self.last_probe: tuple[float, Conditions] | None = None  # its time and result
-        self.look_s = 0.0  # that it took
+        self.monitor = Monitor(lab.look, lab.now)
         self.waited = False  # for the first product's candidates
         self.winners: dict[GemmProblem | None, list[Algorithm]] = {}  # for other numbers of rows, by weight
 
@@ -245,9 +243,8 @@ class Session:
             except torch.OutOfMemoryError as error:
                 return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"{error}".splitlines()[0]), entrant
             try:
-                recent = self.last_probe is not None and self.lab.now() - self.last_probe[0] < RECENT_S
-                before = self.last_probe[1] if self.last_probe is not None and recent else self.look()
-                race_s = max(0.0, allowance - (self.lab.now() - begin) - self.look_s)
+                before = self.monitor.before(RECENT_S)
+                race_s = max(0.0, allowance - (self.lab.now() - begin) - self.monitor.look_s)
                 with_torch = self.wishes.bits == "any" and not independent and torchs_product(problem)[0] is not None
                 torch_s = min(OF_TORCH[0] * race_s, OF_TORCH[1]) if with_torch else 0.0
                 preferred = None if independent or self.wishes.repeat > 1 else entrant.before
@@ -257,12 +254,7 @@ class Session:
                 return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"the model's choice: {error}"), entrant
             finally:
                 bench.close()
-            after = self.look()
-            complained = complaint(before, after, self.best_ms)
-            if complained is not None and complaint(before, replace(after, mhz=0), self.best_ms) is None:
-                # The driver's reading of the clock lags, and may be of the race. That is compared within its rounds.
-                after = self.look()
-                complained = complaint(before, after, self.best_ms)
+            complained = self.monitor.after(before, clock_lags=True)  # a race compares within rounds
             failed = (*entrant.left_out, *((named(way), reason) for way, reason in found.failed.items()))
             if complained is None:
                 report = ShapeReport(
@@ -284,15 +276,8 @@ class Session:
                 if of_torch is not None:
                     report = replace(report, torch_us=of_torch[0] * report.us, torch_faster=of_torch[1])
                 return report, replace(entrant, ways=tuple(way for way in ways if way not in found.untried))
-            why, self.last_probe = complained, None
+            why, self.monitor.last = complained, None
         return ShapeReport(problem, 0, "refused", choice=ways[0], candidates=len(ways), why=why), entrant
-
-    def look(self) -> Conditions:
-        begin, found = self.lab.now(), self.lab.look()
-        self.best_ms = min(self.best_ms, found.ms)
-        self.last_probe = self.lab.now(), found
-        self.look_s = self.last_probe[0] - begin
-        return found
 
     def progress_callback(self, problem: GemmProblem, number: tuple[int, int]) -> race.Callback[Selection]:
         if (progress := self.progress) is None:
