@@ -43,7 +43,7 @@ version = release = triton_gemm.__version__
 copyright = "the triton_gemm authors"
 root_doc = "README"
 include_patterns = [
-    "*.md", "docs/*.md", "docs/*.rst", "docs/ladder/*.md", "tests/*.md",
+    "*.md", "docs/*.md", "docs/*.rst", "docs/ladder/*.md", "docs/exercises/*.md", "tests/*.md",
     "perf/results/*/*.md", "perf/results/*/bench/*/*.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "venv"]

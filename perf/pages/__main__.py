@@ -1,9 +1,8 @@
 """Puts the committed results and the rungs' headers into README.md and pages in docs/, between markers.
 
-`python -m perf.pages` rewrites them, and the pages in the folders of the results: each report.md, and for each GPU the
-shapes of the bench; and it draws the pictures of all records again, and the rungs from traces that it records
-(docs/drawings). With `--check` it changes nothing and fails where
-pages are stale.
+`python -m perf.pages` rewrites them, the pages of the exercises, and those in the folders of the results: each
+report.md, and for each GPU the shapes of the bench. It draws the pictures of all records again, and the rungs from
+traces that it records (docs/drawings). With `--check` it changes nothing and fails where pages are stale.
 A block reads `<!-- results:NAME -->`, its contents, `<!-- /results -->`; the names are in `perf/pages/blocks.py`.
 """
 
@@ -22,7 +21,7 @@ from perf.ladder import plots, report_page
 from perf.ladder.drawings import pictures
 from perf.measure import environment
 from perf.measure.environment import ROOT
-from perf.pages import architecture, blocks, speed_map
+from perf.pages import architecture, blocks, exercises, speed_map
 from perf.pages.results import Results
 
 PAGES = (
@@ -32,6 +31,7 @@ PAGES = (
         for name in (
             "accuracy",
             "architecture",
+            "exercises",
             "ladder",
             "models",
             "performance",
@@ -49,7 +49,7 @@ def written() -> dict[Path, str]:
     """Every page, as it is made of today's results."""
     results = Results.read(environment.RESULTS)
     found = {path: blocks.filled(path.read_text(), results, path.parent) for path in PAGES}
-    found[architecture.PICTURE] = architecture.picture()
+    found |= {architecture.PICTURE: architecture.picture(), **exercises.pages()}
     for record in results.records:
         pages = report_page.texts(record, record.folder.glob("*.png"))
         found |= {record.folder / name: text for name, text in pages.items()}

@@ -23,11 +23,10 @@ from perf.ladder.rungs_and_twins import MODES
 from perf.measure import environment
 from perf.measure.providers import CUBLAS
 from perf.models import tables as model_tables
-from perf.pages import architecture, gpt_tables, rung_diff, speed_map, summary
+from perf.pages import architecture, exercises, gpt_tables, rung_diff, speed_map, summary
 from perf.pages.results import Results
 from perf.tuning import tables as tuning_tables
 from triton_gemm.ladder import LADDER, Rung
-from triton_gemm.ladder.exercises import EXERCISES
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 NO_TUNING = "No tuning is committed yet; `make report ARGS=--tuning` on a GPU makes one."
@@ -61,8 +60,8 @@ def _rung(rung: Rung, results: Results, folder: Path) -> str:
     whole, what was measured, and what tuning timed."""
     files = [f"triton_gemm/ladder/{rung.name}.py", *(f"reference_cuda/{stem}.cu" for stem in rung.twins)]
     sources = ", ".join(f"[`{Path(file).name}`]({_link(environment.ROOT / file, folder)})" for file in files)
-    exercises = _exercises(rung, folder)
-    lines = [_neighbours(rung, folder), f"Source: {sources}." + (f" Exercises: {exercises}." if exercises else "")]
+    asked = exercises.of(rung, folder)
+    lines = [_neighbours(rung, folder), f"Source: {sources}." + (f" Exercises: {asked}." if asked else "")]
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
     every = f"{_link(PAGE, folder)}#what-every-kernel-has"
     lines += [pictures.shown(name, folder) for name in pictures.of(rung.id)]
@@ -90,13 +89,6 @@ def _neighbours(rung: Rung, folder: Path) -> str:
     return ", ".join([f"[The ladder]({_link(PAGE, folder)})", *before, *after]) + "."
 
 
-def _exercises(rung: Rung, folder: Path) -> str:
-    """Links to the exercises that name this rung."""
-    named = [one for one in EXERCISES if rung.id in one.text.partition("\n")[0]]
-    path = environment.ROOT / "triton_gemm" / "ladder" / "exercises"
-    return ", ".join(f"[{one.number}]({_link(path / f'{one.name}.py', folder)})" for one in named)
-
-
 def _rungs(results: Results, folder: Path) -> str:
     """What there is of each rung: its page, its drawing, its exercises, and what it gains."""
     record = results.latest
@@ -106,7 +98,7 @@ def _rungs(results: Results, folder: Path) -> str:
         drawing = f"[drawing]({_link(pictures.path(rung.id), folder)})" if pictures.path(rung.id).exists() else ""
         gain = gains.get(rung.id)
         measured = f"{gain.measured:.2f}" if gain and gain.measured else ""
-        rows.append((_page(rung, folder), drawing, _exercises(rung, folder), measured))
+        rows.append((_page(rung, folder), drawing, exercises.of(rung, folder), measured))
     over = f"times the rung before, {environment.short(views.gpu(record))}" if record else NOTHING
     return formats.table(["rung", "drawing", "exercises", over], rows)
 
@@ -338,6 +330,7 @@ BLOCKS: dict[str, Block] = {
     "climb": lambda results, _: summary.climb(results.latest) if results.latest else NOTHING,
     "summary": _summary,
     "rungs": _rungs,
+    "exercises": lambda _, folder: exercises.table(folder),
     "grouping": _of_main(_grouping),
     "ladder": _ladder,
     "ladders": _ladders,

@@ -15,7 +15,7 @@ import torch
 from tests.support import gluon_on_cpu
 from triton_gemm.kernels.launch import Launch, TensorMap
 from triton_gemm.ladder import command
-from triton_gemm.ladder.exercises import EXERCISES, Exercise, ring
+from triton_gemm.ladder.exercises import EXERCISES, SOLUTIONS, Exercise, ring
 from triton_gemm.ladder.exercises import command as exercises
 from triton_gemm.runtime import aot
 
@@ -54,7 +54,7 @@ def test_an_exercise_is_its_solution_with_a_hole(exercise: Exercise) -> None:
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_a_solution_compiles(exercise: Exercise) -> None:
     """It is checked in the interpreter; a learner with a GPU can run it there too."""
-    module = importlib.import_module(f"triton_gemm.ladder.exercises.{exercise.name}")
+    module = importlib.import_module(f"triton_gemm.ladder.exercises.solutions.{exercise.name}")
     half = exercise.name in ("e05_beta", "e08_accumulate", "e12_swizzle", "e13_ring")
     dtype = torch.float16 if half else torch.float32
     x, row, sums = (torch.empty(rows, 64, dtype=dtype, device="meta") for rows in (64, 1, 192))
@@ -77,7 +77,7 @@ def test_the_ring_in_the_simulator_of_kernels(phases: str, right: bool) -> None:
     """Which knows more of Hopper than the exercise's own: its verdict is the same."""
     folder = Path(ring.__file__).parent
     around = (folder / "ring.py").read_text().replace("from ...compat", "from ..compat")
-    solution = (folder / "e13_ring.py").read_text().replace("return turn ^ 1, turn", f"return {phases}")
+    solution = (SOLUTIONS / "e13_ring.py").read_text().replace("return turn ^ 1, turn", f"return {phases}")
     kernel = gluon_on_cpu.module("ring", {"ring": around.replace("from .trace import WrongError", "")}, {}).ring_kernel
     roles = gluon_on_cpu.module("e13_ring", {"e13_ring": solution}, {})
     generator, (m, k) = torch.Generator().manual_seed(0), (ring.BLOCK, 8 * ring.BLOCK)

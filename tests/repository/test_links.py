@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from triton_gemm.ladder.exercises import EXERCISES, SOLUTIONS
+
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [path for folder in (".", "docs", "docs/ladder", "tests") for path in (ROOT / folder).glob("*.md")]
+PAGES = [
+    path for folder in (".", "docs", "docs/ladder", "docs/exercises", "tests") for path in (ROOT / folder).glob("*.md")
+]
 PAGES += (ROOT / "perf" / "results").rglob("*.md")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -40,17 +44,37 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert list(broken(page)) == []
 
 
-def linked(page: Path) -> set[Path]:
-    """The pages that a page links to."""
+def files(page: Path) -> set[Path]:
+    """That a page links to; the site copies those that are no pages."""
     links = LINK.findall(CODE.sub("`", page.read_text()))
     targets = ((page.parent / link.partition("#")[0]).resolve() for link in links)
-    return {target for target in targets if target in PAGES}
+    return {target for target in targets if target.is_file()}
+
+
+def linked(page: Path) -> set[Path]:
+    """The pages that a page links to."""
+    return files(page) & {*PAGES}
+
+
+def filled_holes(page: Path) -> set[str]:
+    """The exercises whose solution is in a page or in a file that it links to, outside of a fold."""
+    texts = [re.sub("<details><summary>Solution<.*?</details>", "", page.read_text(), flags=re.DOTALL)]
+    texts += [file.read_text() for file in files(page) if file.suffix in (".py", ".ipynb", ".cu")]
+    return {one.name for one in EXERCISES for text in texts if one.solution in text or "# BEFORE:\n" in text}
 
 
 def test_every_document_is_two_links_from_readme_at_most() -> None:
     from_readme = linked(ROOT / "README.md")
     reached = from_readme.union(*map(linked, from_readme))
     assert {path for path in PAGES if ROOT / "docs" in path.parents} <= reached
+
+
+def test_no_page_hands_out_a_solution(tmp_path: Path) -> None:
+    assert not set[str]().union(*map(filled_holes, PAGES))
+    page = tmp_path / "page.md"
+    for text in (EXERCISES[0].solution, f"[x]({SOLUTIONS}/{EXERCISES[0].name}.py)"):
+        page.write_text(text)
+        assert EXERCISES[0].name in filled_holes(page)
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Exercises: kernels with one hole each, checked in Triton's interpreter, or where Gluon has none in a simulation.
 
-A file `eNN_idea.py` here is the solution. Between `# FILL IN` and `# BEFORE:` are the lines to find; behind that, as
+A file `solutions/eNN_idea.py` is a solution. Between `# FILL IN` and `# BEFORE:` are the lines to find; behind that, as
 comments up to `# END`, what the exercise has instead. An exercise is made from its solution, without the hints at its
 end, so that there is one source of both.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+SOLUTIONS = Path(__file__).with_name("solutions")
 _HOLE = re.compile(
     r"^(?P<task>(?P<indent> *)# FILL IN: .*?\n)(?P<filled>.*?)^(?P=indent)# BEFORE:\n(?P<before>.*?)"
     r"^(?P<end>(?P=indent)# END\n)",
@@ -71,5 +72,5 @@ class Exercise:
 
 EXERCISES = tuple(
     Exercise(number, path.stem, path.read_text())
-    for number, path in enumerate(sorted(Path(__file__).parent.glob("e[0-9][0-9]_*.py")), 1)
+    for number, path in enumerate(sorted(SOLUTIONS.glob("e[0-9][0-9]_*.py")), 1)
 )

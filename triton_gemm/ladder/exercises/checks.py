@@ -20,7 +20,7 @@ import torch
 
 from ...config import TileConfig
 from ...hardware.gpus import named_device
-from . import EXERCISES, Exercise, ring
+from . import EXERCISES, SOLUTIONS, Exercise, ring
 from .trace import HALO, Access, Trace, WrongError, matrix
 
 LIMIT_S = 60
@@ -59,7 +59,7 @@ def _module(path: Path) -> Any:
 
 @cache
 def _solution(exercise: Exercise) -> Any:
-    return _module(Path(__file__).parent / f"{exercise.name}.py")
+    return _module(SOLUTIONS / f"{exercise.name}.py")
 
 
 @contextmanager

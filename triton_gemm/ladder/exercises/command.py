@@ -72,7 +72,8 @@ def _start(chosen: Sequence[Exercise], folder: Path) -> int:
         _file(exercise, folder).write_text(exercise.unfilled, "utf-8")
     kept = "; the others were there, and are as they were" if len(made) < len(chosen) else ""
     print(f"{len(made)} of {len(chosen)} exercises copied to {folder}{kept}.")
-    print(f"Open {_file(chosen[0], folder)}, fill in what is between FILL IN and END, then: {PROGRAM} check 1")
+    file, number = _file(chosen[0], folder), chosen[0].number
+    print(f"Open {file}, fill in what is between FILL IN and END, then: {PROGRAM} check {number}")
     return 0
 
 

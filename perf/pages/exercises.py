@@ -1,0 +1,74 @@
+"""Pages of the exercises, docs/exercises/eNN.md: the kernel with its hole, and what helps in folds."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from perf.common import formats
+from perf.measure.environment import ROOT
+from triton_gemm.ladder import Rung
+from triton_gemm.ladder.exercises import EXERCISES, Exercise
+from triton_gemm.ladder.exercises.command import PROGRAM
+
+FOLDER = ROOT / "docs" / "exercises"
+RUNG = re.compile(r"\bk\d\d\b")
+
+
+def pages() -> dict[Path, str]:
+    return {_file(exercise): _page(exercise) for exercise in EXERCISES}
+
+
+def table(folder: Path) -> str:
+    """All of them, for a page in this folder: what each is about, and its rungs."""
+    rows = []
+    for exercise in EXERCISES:
+        name, about = exercise.title.removesuffix(".").split(": ")
+        about, _, rungs = about.partition(" (")
+        rows.append((f"[{exercise.number} {name}]({_link(_file(exercise), folder)})", about, _rungs(rungs[:-1])))
+    return formats.table(["exercise", "idea", "read before"], rows)
+
+
+def of(rung: Rung, folder: Path) -> str:
+    """Links to the exercises that name this rung."""
+    named = [one for one in EXERCISES if rung.id in one.title]
+    return ", ".join(f"[{one.number}]({_link(_file(one), folder)})" for one in named)
+
+
+def _page(exercise: Exercise) -> str:
+    name, about = exercise.title.split(": ", 1)
+    docstring, _, code = exercise.unfilled[3:].partition('"""')
+    number, rest = exercise.number, docstring.partition("\n")[2].strip()
+    commands = (
+        f"{PROGRAM} start {number}  # copies {exercise.name}.py into ./gemm_exercises\n"
+        f"{PROGRAM} check {number}  # what is wrong with it, or that it is solved"
+    )
+    parts = [
+        f"# Exercise {number}: {name}",
+        f"**Idea** {_rungs(about, '../')} [All exercises](../exercises.md).",
+        rest,
+        f"```sh\n{commands}\n```",
+        "Fill in what is between `FILL IN` and `END`:",
+        f"```python\n{code.strip()}\n```",
+        *(_fold(f"Hint {i}", hint) for i, hint in enumerate(exercise.hints, 1)),
+        _fold("Solution", f"```python\n{exercise.solution}```"),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fold(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def _rungs(text: str, up: str = "") -> str:
+    """The text, in which rungs are links."""
+    return RUNG.sub(lambda found: f"[{found[0]}]({up}ladder/{found[0]}.md)", text)
+
+
+def _file(exercise: Exercise) -> Path:
+    return FOLDER / f"e{exercise.number:02}.md"
+
+
+def _link(file: Path, folder: Path) -> str:
+    return Path(os.path.relpath(file, folder)).as_posix()
