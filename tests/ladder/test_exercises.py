@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +79,9 @@ def test_the_ring_in_the_simulator_of_kernels(phases: str, right: bool) -> None:
     folder = Path(ring.__file__).parent
     around = (folder / "ring.py").read_text().replace("from ...compat", "from ..compat")
     solution = (SOLUTIONS / "e13_ring.py").read_text().replace("return turn ^ 1, turn", f"return {phases}")
-    kernel = gluon_on_cpu.module("ring", {"ring": around.replace("from .trace import WrongError", "")}, {}).ring_kernel
+    kernel = gluon_on_cpu.module(
+        "ring", {"ring": around.replace("from .trace import WrongError, by_kernels", "")}, {}
+    ).ring_kernel
     roles = gluon_on_cpu.module("e13_ring", {"e13_ring": solution}, {})
     generator, (m, k) = torch.Generator().manual_seed(0), (ring.BLOCK, 8 * ring.BLOCK)
     a, b = (torch.randint(-3, 4, shape, generator=generator).half() for shape in ((m, k), (k, m)))
@@ -126,6 +129,20 @@ def test_it_lists_and_checks(run: Run) -> None:
     assert status == 0 and "1 of 1 solved." in out
     status, out, _ = run("check", "1", "12", "--folder", "here")
     assert status == 1 and "not filled in yet: the tile comes back, but" in out
+
+
+def test_it_prints_json_for_grading(run: Run) -> None:
+    run("start")
+    text = EXERCISES[0].filled(EXERCISES[0].solution)
+    (Path("gemm_exercises") / f"{EXERCISES[0].name}.py").write_text(f"print('mine')\n{text}")
+    status, out, error = run("check", "1", "2", "--json")
+    solved, other = json.loads(out)
+    assert status == 1 and error == "mine\n"
+    assert solved == {
+        **{"number": 1, "name": "e01_coalesce", "title": EXERCISES[0].title},
+        **{"solved": True, "wrong": None},
+    }
+    assert not other["solved"] and other["wrong"].startswith("not filled in yet: program 0 reads a[0, 45]")
 
 
 def test_hints_and_solution(run: Run) -> None:

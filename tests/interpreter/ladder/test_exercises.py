@@ -15,10 +15,10 @@ BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 UNFILLED = {
     "e01_coalesce": "32 sectors in one load of a",
     "e02_mask": "reads a[0, 45], and a has 37 rows and 45 columns, counted from 0. Lanes there must be masked off",
-    "e03_tile": "4 FLOP are done for each byte that is read; 16 are asked. Each element of A is read 4 times",
-    "e04_group": "All waves read 170 strips, where 84 are enough",
+    "e03_tile": "4 FLOP are done for each byte that is read; 16 are asked. Reads of each element of A: 4, of B: 4.",
+    "e04_group": "of A: 1, of B: 16; in groups of 4 rows they are 4 and 4. All waves read 170 strips, where 84",
     "e05_beta": "C is read with beta = 0: 6 loads",
-    "e06_pipeline": "when k-tile 1 is multiplied, k-tile 2 was not asked for yet",
+    "e06_pipeline": "when k-tile 1 is multiplied, k-tile 2 of a and b was not asked for yet",
     "e07_tf32": "1.00073242 becomes 1, and should become 1.00097656",
     "e08_accumulate": "63 times 0.5 is 2048, and should be 2080",
     "e09_split_k": "k = 0 is summed by 3 of the 3 parts",
@@ -30,11 +30,24 @@ UNFILLED = {
 
 # Mistakes: what a solution has, what stands there instead, and what is said of it.
 MISTAKES = [
-    ("e01_coalesce", "* BLOCK + lanes", "+ lanes * strips", "sectors in one load of b"),
+    ("e01_coalesce", "* BLOCK + lanes", "+ lanes * strips", "its lanes are 3 elements apart in a row of b."),
+    ("e01_coalesce", "* BLOCK + lanes", "* BLOCK + lanes + 1", "reads b[0, 96]"),
     ("e01_coalesce", "pid // strips", "pid % strips", "wrong"),
     ("e02_mask", "rows[:, None] < height", "rows[:, None] <= height", "reads b[45, 0], and b has 45 rows"),
     ("e02_mask", " & (columns[None, :] < width)", "", "reads a[0, 45]"),
     ("e02_mask", ", other=0.0", "", "without `other`"),
+    ("e02_mask", "height) & (", "height) | (", "Lanes there must be masked off."),
+    (
+        "e02_mask",
+        "(rows[:, None] < height) & (",
+        "rows[:, None] < height and (",
+        "take no blocks, as the compiler says",
+    ),
+    (
+        *("e02_mask", "return tl.load(pointers, mask=inside, other=0.0)"),
+        "return tl.load(ptr + (rows[:, None] % height) * stride + columns[None, :] % width)",
+        "Program 0 reads 48 elements of a again, as indices do that wrap round: along K they are summed twice",
+    ),
     ("e02_mask", "other=0.0", "other=1.0", "c[0, 0] is"),
     ("e03_tile", "64, 64, 16", "128, 128, 16", "does not fit: 128 accumulators leave too few"),
     ("e03_tile", "64, 64, 16", "64, 64, 128", "bytes of shared memory"),
@@ -44,13 +57,29 @@ MISTAKES = [
     ("e04_group", "within % rows, within // rows", "within // num_n, within % num_n", "170 strips"),
     ("e05_beta", "if HAS_BETA:", "if True:", "C is read with beta = 0"),
     ("e05_beta", "out = alpha * acc", "out = (alpha * acc).to(tl.float16)", "other bits"),
+    ("e05_beta", "beta * tl.load", "tl.load", "C is 0.7 A B + 1.0 C: beta is missing."),
+    ("e05_beta", "alpha * acc", "acc", "C is 1.0 A B + -1.5 C: alpha is missing."),
+    ("e05_beta", "out += beta", "out -= beta", "is not 0.7 A B - 1.5 C, even but for rounding"),
+    ("e06_pipeline", "BLOCK * stride_b", "BLOCK", "The next k-tile of b is BLOCK * stride_b elements further."),
+    ("e06_pipeline", "next_", "", "K-tile 1 is multiplied 0 times: the next one must not replace it"),
+    (
+        *(
+            "e06_pipeline",
+            '        next_b = tl.load(b_ptrs)\n        acc = tl.dot(a, b, acc, input_precision="ieee")\n',
+        ),
+        '        acc = tl.dot(a, b, acc, input_precision="ieee")\n        next_b = tl.load(b_ptrs)\n',
+        "when k-tile 1 is multiplied, k-tile 2 of b was not asked for yet",
+    ),
     ("e06_pipeline", "range(BLOCK, K, BLOCK)", "range(0, K, BLOCK)", "The last k-tile has no next one"),
-    ("e06_pipeline", "        a = next_a\n", "", "wrong"),
+    ("e06_pipeline", "        a = next_a\n", "", "K-tile 1 of a is multiplied by k-tile 2 of b."),
     ("e07_tf32", "bits + 0x1000", "bits + 0xFFF + ((bits >> 13) & 1)", "not to even"),
     ("e07_tf32", "rounded = tl.where(x == x, rounded, 0x7FFFE000)", "pass", "a NaN, which stays one"),
+    ("e07_tf32", "0x1000", "0x0FFF", "a tie, which goes away from zero"),
+    ("e08_accumulate", "b, acc)", "b, acc.to(tl.float16))", "AssertionError: `tl.dot` adds to sums in fp32"),
     ("e08_accumulate", "tl.dot(a, b, acc)", "acc + tl.dot(a, b).to(tl.float16)", "be it a k-tile's product"),
     ("e09_split_k", "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)", "K // BLOCK // SPLIT_K", "k = 192 is summed by no part"),
     ("e09_split_k", "part * steps * BLOCK", "part * (steps - 1) * BLOCK", "k = 64 is summed by 2 of the 3 parts"),
+    ("e10_persistent", "tiles, tl.num", "tiles - 1, tl.num", "tile (3, 2) of C, counted from 0, is never computed"),
     ("e10_persistent", "range(tl.program_id(0), tiles", "range(0, tiles", "computed 5 times"),
     (
         *("e10_persistent", "tl.program_id(0), tiles, tl.num_programs(0)"),
@@ -118,6 +147,62 @@ def test_a_mistake_is_told(name: str, right: str, wrong: str, told: str, tmp_pat
     exercise = BY_NAME[name]
     assert right in exercise.solution
     assert told in (checked(exercise, exercise.solution.replace(right, wrong), tmp_path) or "")
+
+
+WAIT = "        acc = warpgroup_mma_wait(0, deps=(acc,))\n"
+ARRIVE = "        mbarrier.arrive(empty.index(slot))\n"
+MULTIPLY = "        acc = warpgroup_mma("
+# As in k11: a product is waited for when the next one has begun.
+LATER = {
+    WAIT: WAIT.replace("0", "1"),
+    ARRIVE: "        if step > 0:\n    " + ARRIVE.replace("slot", "(step - 1) % SLOTS"),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({WAIT: ""}, "`empty` of slot 0 is told that it is free, but its k-tile 0 is still being multiplied"),
+        ({ARRIVE: "", MULTIPLY: ARRIVE + MULTIPLY}, "but its k-tile 0 is not multiplied yet"),
+        ({ARRIVE: "", WAIT: ARRIVE + WAIT}, "is still being multiplied: `warpgroup_mma_wait` ends that"),
+        ({WAIT: "", ", is_async=True": ""}, None),
+        (LATER, "C is stored while a product is under way"),
+        ({**LATER, "return acc\n": "return warpgroup_mma_wait(0, deps=(acc,))\n"}, None),
+    ],
+)
+def test_a_race_in_the_ring_is_found(changes: dict[str, str], told: str | None, tmp_path: Path) -> None:
+    """Outside of the hole: a product is asynchronous, and ends when it is waited for."""
+    exercise, path = BY_NAME["e13_ring"], tmp_path / "e13_ring.py"
+    text = exercise.filled(exercise.solution)
+    for right, wrong in changes.items():
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    path.write_text(text)
+    says = checks.check(exercise, path)
+    assert says is None if told is None else told in (says or "")
+
+
+CHEATS = {
+    "e07_tf32": "def run(x, out): out.copy_(x)",
+    "e12_swizzle": "def run(x, shared, out): out.copy_(x)",
+}
+CHEAT = "def run(a, b, c, *more): c.copy_((a.double() @ b.double()).to(c.dtype))"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_what_pytorch_computes_is_refused(exercise: Exercise, tmp_path: Path) -> None:
+    """Also where a kernel runs before, and where it has no hole."""
+    path = tmp_path / f"{exercise.name}.py"
+    cheat = CHEATS.get(exercise.name, CHEAT)
+    call, body = cheat[len("def run") :].split(": ")
+    texts = [
+        f"{exercise.unfilled}\n{cheat}",
+        f"{exercise.filled(exercise.solution)}\nlaunch = run\ndef run{call}: launch{call}, {body}",
+        f"{exercise.filled(exercise.solution)}\ndef run{call}: pass",
+    ]
+    for text in texts:
+        path.write_text(text)
+        assert "a kernel has to compute the result" in (checks.check(exercise, path) or "")
 
 
 def test_a_mistake_in_python_has_its_line(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ teaches. Bits are compared with those of the solution.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import signal
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ import torch
 from ...config import TileConfig
 from ...hardware.gpus import named_device
 from . import EXERCISES, SOLUTIONS, Exercise, ring
-from .trace import HALO, Access, Trace, WrongError, matrix
+from .questions import equals_product, make_operands, same_bits, stored_tiles, told, traced, with_solution
+from .trace import HALO, Access, Trace, WrongError, matrix, named
 
 LIMIT_S = 60
 
@@ -33,11 +34,18 @@ def check(exercise: Exercise, path: Path) -> str | None:
     try:
         with _limited():
             CHECKS[exercise.name](_module(path), _solution(exercise))
-    except WrongError as wrong:
-        return str(wrong)
     except Exception as error:  # whatever the learner's code raises
-        return _told(error, path)
+        return told(error, path) + _logical(path)
     return None
+
+
+def _logical(path: Path) -> str:
+    """On `and` and `or` in a kernel, which the interpreter takes: of two blocks it takes one."""
+    with suppress(SyntaxError, ValueError):
+        kernels = [node for node in ast.parse(path.read_bytes()).body if getattr(node, "decorator_list", None)]
+        if any(isinstance(node, ast.BoolOp) for kernel in kernels for node in ast.walk(kernel)):
+            return " `and` and `or` take no blocks, as the compiler says: write (x < m) & (y < n)."
+    return ""
 
 
 def _of(name: str) -> Callable[[Callable[[Any, Any], None]], Callable[[Any, Any], None]]:
@@ -76,99 +84,42 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _told(error: BaseException, path: Path | None = None) -> str:
-    """A sentence from what a check raised; the interpreter wraps what a kernel did."""
-    while not isinstance(error, WrongError) and error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, WrongError):
-        return str(error)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    if isinstance(error, SyntaxError):
-        lines = [error.lineno]
-    where = f"line {lines[-1]}: " if lines else ""
-    return f"{where}{type(error).__name__}: {error}".partition("\n")[0]
-
-
-# ---- What several checks ask ----
-
-
-def _operands(M: int, N: int, K: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    return {"a": matrix(M, K, dtype), "b": matrix(K, N, dtype), "c": matrix(M, N, dtype, empty=True)}
-
-
-def _equals_product(trace: Trace, most: float = 2.0**-20) -> None:
-    """C is A B to within `most` of |A| |B|."""
-    a, b, c = (trace.operands[name].double() for name in "abc")
-    wrong = ~((c - a @ b).abs() <= most * (a.abs() @ b.abs()))
-    if wrong.any():
-        row, column = (int(x) for x in wrong.nonzero()[0])
-        value = f"is {float(c[row, column]):.6g}, and should be {float((a @ b)[row, column]):.6g}"
-        never = trace.counted("c", "store")[row, column] == 0
-        raise WrongError(
-            f"c[{row}, {column}] {'is never written' if never else value}; {int(wrong.sum())} of {c.numel()} are wrong."
-        )
-
-
-def _run(trace: Trace, exercise: Any, word: str, advice: str) -> None:
-    """Runs an exercise, with advice for an error that has the word."""
-    try:
-        trace.run(exercise.run)
-    except Exception as error:
-        if word in (told := _told(error)):
-            raise WrongError(told + advice) from None
-        raise
-
-
-def _tiles(trace: Trace, size: int = 16) -> dict[tuple[int, int, int], list[tuple[int, int]]]:
-    """The tiles of C that each program stores; fails unless each tile is stored once."""
-    c = trace.operands["c"]
-    found: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    for access in trace.of("c", "store"):
-        found.setdefault(access.program, []).append((int(access.rows[0]) // size, int(access.columns[0]) // size))
-    count = Counter(tile for tiles in found.values() for tile in tiles)
-    for tile in ((i, j) for i in range(c.shape[0] // size) for j in range(c.shape[1] // size)):
-        if count[tile] != 1:
-            times = f"computed {count[tile]} times" if count[tile] else "never computed"
-            raise WrongError(f"tile {tile} of C, counted from 0, is {times}; each is to be computed once.")
-    return found
-
-
-def _same_bits(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Where two tensors have the same bits."""
-    whole = {2: torch.int16, 4: torch.int32}[x.element_size()]
-    return x.contiguous().view(whole) == y.contiguous().view(whole)
-
-
-def _with_solution(solution: Any, operands: dict[str, torch.Tensor], *more: Any) -> torch.Tensor:
-    """C as the solution computes it."""
-    M, N = operands["c"].shape
-    c = _operands(M, N, 1, operands["c"].dtype)["c"].copy_(operands["c"])
-    solution.run(operands["a"], operands["b"], c, *more)
-    return c
-
-
 # ---- Exercise by exercise ----
 
 
 @_of("e01_coalesce")
 def _coalesce(exercise: Any, solution: Any) -> None:
-    trace = Trace(**_operands(64, 96, 8)).run(exercise.run)
-    _equals_product(trace)
+    trace = traced(exercise, make_operands(64, 96, 8))
+    equals_product(trace)
     for name, kind in (("a", "load"), ("b", "load"), ("c", "store")):
-        most = max(access.sectors() for access in trace.of(name, kind))
-        if most > 4:
+        access = max(trace.of(name, kind), key=Access.sectors)
+        if access.sectors() > 4:
+            rows, step = len(set(access.rows)), access.columns[1] - access.columns[0]
+            where = f"lie in {rows} rows" if rows > 1 else f"are {step} elements apart in a row"
             raise WrongError(
-                f"C is right, but a warp touches {most} sectors in one {kind} of {name}, where 4 hold all that 32 "
-                f"lanes use: neighbouring lanes have {name}'s rows, which are {trace.operands[name].stride(0) * 4} "
-                "bytes apart."
+                f"C is right, but a warp touches {access.sectors()} sectors in one {kind} of {name}, where 4 hold all "
+                f"that 32 lanes use: its lanes {where} of {name}."
             )
 
 
 @_of("e02_mask")
 def _mask(exercise: Any, solution: Any) -> None:
-    trace = Trace(**_operands(37, 29, 45))
-    _run(trace, exercise, " reads ", " Lanes there must be masked off.")
-    _equals_product(trace)
+    operands = make_operands(37, 29, 45)
+    trace = traced(exercise, operands, outside=lambda *_: " Lanes there must be masked off.")
+    equals_product(trace, cause=_read_again)
+
+
+def _read_again(trace: Trace) -> str:
+    for program, accesses in trace.programs().items():
+        for name in "ab":
+            loads = [one.addresses for one in accesses if one.kind == "load" and one.operand == name]
+            again = sum(map(len, loads)) - len(set().union(*loads))
+            if again:
+                return (
+                    f" Program {named(program)} reads {again} elements of {name} again, as indices do that wrap round: "
+                    "along K they are summed twice, and must be 0."
+                )
+    return ""
 
 
 @_of("e03_tile")
@@ -181,46 +132,52 @@ def _tile(exercise: Any, solution: Any) -> None:
     if why is not None:
         raise WrongError(f"a tile of {m} x {n} x {k} does not fit: {why}.")
     M, N, K = max(m, 64), max(n, 64), max(k, 32)
-    trace = Trace(**_operands(M, N, K)).run(exercise.run)
-    _equals_product(trace)
+    trace = traced(exercise, make_operands(M, N, K))
+    equals_product(trace)
     read = 4 * sum(access.addresses.size for name in "ab" for access in trace.of(name))
     if 2 * M * N * K < 16 * read:
         raise WrongError(
-            f"C is right, but {2 * M * N * K / read:.3g} FLOP are done for each byte that is read; 16 are asked. Each "
-            f"element of A is read {M * N * K // n // (M * K)} times, and of B {M * N * K // m // (N * K)} times."
+            f"C is right, but {2 * M * N * K / read:.3g} FLOP are done for each byte that is read; 16 are asked. "
+            f"Reads of each element of A: {N // n}, of B: {M // m}."
         )
 
 
 @_of("e04_group")
 def _group(exercise: Any, solution: Any) -> None:
-    trace = Trace(**_operands(160, 256, 16)).run(exercise.run)
-    tiles = [found[0] for found in _tiles(trace).values()]
-    _equals_product(trace)
+    trace = traced(exercise, make_operands(160, 256, 16))
+    tiles = [found[0] for found in stored_tiles(trace).values()]
+    equals_product(trace)
     waves = [tiles[i : i + 16] for i in range(0, len(tiles), 16)]
     strips = [len({row for row, _ in wave}) + len({column for _, column in wave}) for wave in waves]
     if sum(strips) > 90:  # 8 waves of 4 + 4, and 2 of 2 + 8
         rows, columns = ({tile[i] for tile in waves[0]} for i in (0, 1))
         raise WrongError(
-            f"C is right, but the first 16 programs read strips of {len(rows)} rows of tiles and {len(columns)} "
-            f"columns; in groups of 4 rows they read 4 and 4. All waves read {sum(strips)} strips, where 84 are "
+            f"C is right, but of the first 16 programs, strips that are read of A: {len(rows)}, of B: {len(columns)}; "
+            f"in groups of 4 rows they are 4 and 4. All waves read {sum(strips)} strips, where 84 are "
             "enough."
         )
 
 
 @_of("e05_beta")
 def _beta(exercise: Any, solution: Any) -> None:
-    trace = Trace(**_operands(32, 48, 64, torch.float16)).run(exercise.run, 1.0, 0.0)
+    trace = traced(exercise, make_operands(32, 48, 64, torch.float16), 1.0, 0.0)
     if trace.of("c"):
         raise WrongError(
             f"C is read with beta = 0: {len(trace.of('c'))} loads. It holds NaN, and 0 times NaN is NaN. A load that "
             "is computed and not used is a load."
         )
-    _equals_product(trace, 2.0**-10)
-    trace = Trace(**_operands(32, 48, 64, torch.float16))
-    trace.operands["c"].copy_(matrix(32, 48, torch.float16))
-    wanted = _with_solution(solution, trace.operands, 0.7, -1.5)
-    trace.run(exercise.run, 0.7, -1.5)
-    same = _same_bits(trace.operands["c"], wanted)
+    equals_product(trace, 2.0**-10)
+    operands = make_operands(32, 48, 64, torch.float16)
+    before = operands["c"].copy_(matrix(32, 48, torch.float16)).double()
+    wanted = with_solution(solution, operands, 0.7, -1.5)
+    traced(exercise, operands, 0.7, -1.5)
+    found, product = operands["c"].double(), operands["a"].double() @ operands["b"].double()
+    for what, alpha, beta in (("beta", 0.7, 1.0), ("beta C", 0.7, 0.0), ("alpha", 1.0, -1.5)):
+        if torch.allclose(found, alpha * product + beta * before, 2.0**-9, 2.0**-9):
+            raise WrongError(f"with alpha = 0.7 and beta = -1.5 C is {alpha} A B + {beta} C: {what} is missing.")
+    if not torch.allclose(found, wanted.double(), 2.0**-6, 2.0**-6):
+        raise WrongError("with alpha = 0.7 and beta = -1.5 C is not 0.7 A B - 1.5 C, even but for rounding.")
+    same = same_bits(operands["c"], wanted)
     if not same.all():
         raise WrongError(
             f"with alpha = 0.7 and beta = -1.5 {int((~same).sum())} of {same.numel()} results have other bits: "
@@ -230,11 +187,10 @@ def _beta(exercise: Any, solution: Any) -> None:
 
 @_of("e06_pipeline")
 def _pipeline(exercise: Any, solution: Any) -> None:
-    operands = _operands(32, 16, 96)
-    wanted = _with_solution(solution, operands)
-    trace = Trace(**operands)
-    _run(trace, exercise, " reads ", " The last k-tile has no next one.")
-    _equals_product(trace)
+    operands = make_operands(32, 16, 96)
+    wanted = with_solution(solution, operands)
+    trace = traced(exercise, operands, outside=_beyond)
+    equals_product(trace, cause=_multiplied)
     for name in "ab":
         if int(trace.counted(name).max()) != {"a": 1, "b": 2}[name]:  # C has two rows of tiles, and one column
             raise WrongError(f"C is right, but k-tiles of {name} are loaded more than once.")
@@ -244,13 +200,38 @@ def _pipeline(exercise: Any, solution: Any) -> None:
             loads[access.operand] += access.kind == "load"
             if access.kind == "dot":
                 dots += 1
-                if min(loads["a"], loads["b"]) < min(dots + 1, 6):
+                late = " and ".join(name for name in "ab" if loads[name] < min(dots + 1, 6))
+                if late:
                     raise WrongError(
-                        f"C is right, but when k-tile {dots} is multiplied, k-tile {dots + 1} was not asked for yet: "
-                        "the units wait for each load. Load the next one before."
+                        f"C is right, but when k-tile {dots} is multiplied, k-tile {dots + 1} of {late} was not asked "
+                        "for yet: the units wait for each load. Load the next one before."
                     )
-    if not _same_bits(operands["c"], wanted).all():
+    if not same_bits(operands["c"], wanted).all():
         raise WrongError("C is right but for rounding: its bits are others, so k-tiles are added in another order.")
+
+
+def _beyond(name: str, row: int, column: int) -> str:
+    if (column if name == "a" else row) >= 96:
+        return " The last k-tile has no next one."
+    step = "BLOCK" if name == "a" else "BLOCK * stride_b"
+    return f" The next k-tile of {name} is {step} elements further."
+
+
+def _multiplied(trace: Trace) -> str:
+    """Which k-tiles of A and B were multiplied by which, if C is a sum of such products."""
+    a, b, c = (trace.operands[name].double() for name in "abc")
+    pairs = [(i, j) for i in range(6) for j in range(6)]
+    products = torch.stack([(a[:, 16 * i :][:, :16] @ b[16 * j :][:16]).flatten() for i, j in pairs], 1)
+    times = torch.linalg.lstsq(products, c.reshape(-1, 1)).solution[:, 0]
+    found = {pair: round(float(n)) for pair, n in zip(pairs, times, strict=True)} if times.isfinite().all() else {}
+    if not torch.allclose(products @ times.round(), c.flatten(), 1e-3, 1e-3):
+        return ""
+    for (i, j), n in sorted(found.items(), key=lambda one: one[0][0] == one[0][1]):
+        if i != j and n:
+            return f" K-tile {i + 1} of a is multiplied by k-tile {j + 1} of b."
+        if i == j and n != 1:
+            return f" K-tile {i + 1} is multiplied {n} times: the next one must not replace it before its product."
+    return ""
 
 
 @_of("e07_tf32")
@@ -269,13 +250,13 @@ def _tf32(exercise: Any, solution: Any) -> None:
     x[0, : len(cases)] = torch.tensor([case[0] for case in cases])
     x[0, len(cases) - 1] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)  # with the last bit alone
     out, wanted = torch.empty_like(x), torch.empty_like(x)
-    exercise.run(x, out)
+    traced(exercise, {"x": x, "out": out})
     for i, (given, rounded, why) in enumerate(cases):
         value = float(out[0, i])
         if value != rounded and not (value != value and rounded != rounded):
             raise WrongError(f"{given:.9g} becomes {value:.9g}, and should become {rounded:.9g}: it is {why}.")
     solution.run(x, wanted)
-    same = _same_bits(out, wanted) | x.isnan()
+    same = same_bits(out, wanted) | x.isnan()
     if not same.all():
         i = int((~same).nonzero()[0, 1])
         raise WrongError(f"{float(x[0, i]):.9g} becomes {float(out[0, i]):.9g}, and should become {wanted[0, i]:.9g}.")
@@ -283,22 +264,23 @@ def _tf32(exercise: Any, solution: Any) -> None:
 
 @_of("e08_accumulate")
 def _accumulate(exercise: Any, solution: Any) -> None:
-    operands = _operands(16, 16, 1024, torch.float16)
+    operands = make_operands(16, 16, 1024, torch.float16)
     operands["a"].fill_(1.0)
     operands["b"].fill_(1 / 32)  # a k-tile of 16 adds 0.5, but the first, which adds 2048
     operands["b"][:16].fill_(128.0)
-    trace = Trace(**operands).run(exercise.run)
+    dtypes = {"AssertionError": "`tl.dot` adds to sums in fp32, and was given some in another dtype."}
+    traced(exercise, operands, errors=dtypes)
     value = float(operands["c"][0, 0])
     if value == 2048:
         raise WrongError(
             "a sum of 2048 and 63 times 0.5 is 2048, and should be 2080: the neighbours of 2048 in fp16 are 2 apart, "
             "so each 0.5 is rounded away as it is added."
         )
-    operands = _operands(32, 48, 512, torch.float16)
-    wanted = _with_solution(solution, operands)
-    trace = Trace(**operands).run(exercise.run)
-    _equals_product(trace, 2.0**-8)
-    same = _same_bits(operands["c"], wanted)
+    operands = make_operands(32, 48, 512, torch.float16)
+    wanted = with_solution(solution, operands)
+    trace = traced(exercise, operands)
+    equals_product(trace, 2.0**-8)
+    same = same_bits(operands["c"], wanted)
     if not same.all():
         raise WrongError(
             f"{int((~same).sum())} of {same.numel()} results have other bits than sums in fp32 that are rounded once: "
@@ -308,13 +290,13 @@ def _accumulate(exercise: Any, solution: Any) -> None:
 
 @_of("e09_split_k")
 def _split_k(exercise: Any, solution: Any) -> None:
-    operands = {**_operands(16, 32, 200), "sums": matrix(48, 32, empty=True)}
-    trace = Trace(**operands).run(exercise.run)
+    operands = {**make_operands(16, 32, 200), "sums": matrix(48, 32, empty=True)}
+    trace = traced(exercise, operands)
     count = trace.counted("a")[0]  # two tiles of C read each element of A
     for k in (int(k) for k in (count != 2).nonzero()):
         times = "by no part" if count[k] == 0 else f"by {int(count[k]) // 2} of the 3 parts"
         raise WrongError(f"k = {k} is summed {times}, and should be by one: 200 are 13 k-tiles, the last of 8.")
-    _equals_product(trace)
+    equals_product(trace)
     loads = Counter(access.program for access in trace.of("a"))
     if max(loads.values()) > 5:
         raise WrongError(f"C is right, but a part has {max(loads.values())} of the 13 k-tiles; the longest needs 5.")
@@ -322,9 +304,9 @@ def _split_k(exercise: Any, solution: Any) -> None:
 
 @_of("e10_persistent")
 def _persistent(exercise: Any, solution: Any) -> None:
-    trace = Trace(**_operands(64, 48, 32)).run(exercise.run)
-    found = _tiles(trace)
-    _equals_product(trace)
+    trace = traced(exercise, make_operands(64, 48, 32))
+    found = stored_tiles(trace)
+    equals_product(trace)
     most = max(map(len, found.values()))
     if most > 3:
         raise WrongError(f"C is right, but one of 5 programs computes {most} of the 12 tiles; 3 are enough.")
@@ -338,8 +320,8 @@ def _persistent(exercise: Any, solution: Any) -> None:
 
 @_of("e11_tma")
 def _tma(exercise: Any, solution: Any) -> None:
-    trace = Trace(**_operands(40, 24, 56))
-    _run(trace, exercise, "aligned", ": coordinates count elements, not tiles.")
+    counts = {"aligned": ": coordinates count elements, not tiles."}
+    trace = traced(exercise, make_operands(40, 24, 56), errors=counts)
     for (m, n, _), accesses in trace.programs().items():
         for name, size in (("a", 56), ("b", 56)):
             boxes = [(int(one.rows[0]), int(one.columns[0])) for one in accesses if _reads(one, name)]
@@ -351,7 +333,7 @@ def _tma(exercise: Any, solution: Any) -> None:
                         f"program ({m}, {n}) loads a box of {name} that begins at row {box[0]} and column {box[1]}, "
                         f"and wants row {right[0]} and column {right[1]}. Coordinates count elements, rows first."
                     )
-    _equals_product(trace)
+    equals_product(trace)
 
 
 def _reads(access: Access, name: str) -> bool:
@@ -362,7 +344,7 @@ def _reads(access: Access, name: str) -> bool:
 def _swizzle(exercise: Any, solution: Any) -> None:
     x, out = matrix(64, 64, torch.float16), matrix(64, 64, torch.float16, empty=True)
     shared = torch.full((64 + 2 * HALO, 64), float("nan"), dtype=torch.float16)[HALO : HALO + 64]  # rows of 128 bytes
-    trace = Trace(x=x, shared=shared, out=out).run(exercise.run)
+    trace = traced(exercise, {"x": x, "shared": shared, "out": out})
     (store,) = trace.of("shared", "store")
     first, places = store.columns.reshape(64, 8, 8)[..., 0], store.columns.reshape(64, 64)
     rows = store.rows.reshape(64, 64)
@@ -390,7 +372,7 @@ def _ring(exercise: Any, solution: Any) -> None:
     a, b = matrix(ring.BLOCK, 8 * ring.BLOCK, torch.float16), matrix(8 * ring.BLOCK, ring.BLOCK, torch.float16)
     for first in ("load", "multiply"):
         c = ring.simulate(Path(exercise.__file__), a, b, first)
-        if not _same_bits(c, ring.simulate(Path(solution.__file__), a, b, first)).all():
+        if not same_bits(c, ring.simulate(Path(solution.__file__), a, b, first)).all():
             raise WrongError("C is wrong: it lacks k-tiles, or has some twice.")
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from ...compat import INTERPRETED
@@ -23,6 +25,7 @@ Thirteen kernels with one hole each. They run in seconds and without a GPU, in T
   {PROGRAM} hint 1        the first hint for it; `hint 1 2` is the second
   {PROGRAM} solution 1    the lines that fill the hole
   {PROGRAM}               lists them, and says which are solved
+  {PROGRAM} check --json  the same as JSON, for grading: number, name, title, solved, and what is wrong
 
 Exit status of `check`: 0 if all that it checked are solved, else 1.
 """
@@ -36,6 +39,7 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
     )
     parser.add_argument("numbers", nargs="*", type=int, metavar="N", help="of exercises; `check` without checks all")
     parser.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"where they are, default ./{FOLDER}")
+    parser.add_argument("--json", action="store_true", help="of `check` and `list`: print JSON")
     given = parser.parse_args(arguments)
     first = given.numbers[:1] if given.what == "hint" else given.numbers
     for number in first:
@@ -57,7 +61,7 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
     try:
         if not INTERPRETED and is_there:
             return _interpreted(arguments)
-        return _check(chosen, given.folder, listing=given.what == "list")
+        return _check(chosen, given.folder, listing=given.what == "list", as_json=given.json)
     except KeyboardInterrupt:  # in both processes
         if INTERPRETED:
             print("error: interrupted", file=sys.stderr)
@@ -99,9 +103,9 @@ def _interpreted(arguments: Sequence[str]) -> int:
     return subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}).returncode
 
 
-def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool) -> int:
+def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: bool) -> int:
     """A line for each exercise, and what is wrong with it; `listing` checks those alone that were changed."""
-    unsolved = 0
+    found = []
     for exercise in chosen:
         path, text, wrong = _file(exercise, folder), None, None
         try:
@@ -115,16 +119,23 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool) -> int:
             from .checks import check  # NumPy and the interpreter are needed from here on
 
             try:
-                found = check(exercise, path)
+                with redirect_stdout(sys.stderr):  # what the learner's code prints
+                    says = check(exercise, path)
             except SystemExit as left:
-                found = f"it ends Python, by SystemExit({left.code!r})"
-            wrong = found and (f"not filled in yet: {found}" if wrong else found)
-        unsolved += wrong is not None
-        print(f"{exercise.number:>2} {exercise.title}")
-        if folder.is_dir():
-            print(f"     {'solved' if wrong is None else wrong}", flush=True)
-    print(f"{len(chosen) - unsolved} of {len(chosen)} solved.")
-    if not folder.is_dir():
+                says = f"it ends Python, by SystemExit({left.code!r})"
+            wrong = says and (f"not filled in yet: {says}" if wrong else says)
+        one = {"number": exercise.number, "name": exercise.name, "title": exercise.title}
+        found.append({**one, "solved": wrong is None, "wrong": wrong})
+        if not as_json:
+            print(f"{exercise.number:>2} {exercise.title}")
+            if folder.is_dir():
+                print(f"     {wrong or 'solved'}", flush=True)
+    unsolved = sum(not one["solved"] for one in found)
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(f"{len(chosen) - unsolved} of {len(chosen)} solved.")
+    if not as_json and not folder.is_dir():
         print(f"`{PROGRAM} start` copies them into ./{folder}; --help says more.")
     return 0 if listing else int(unsolved > 0)
 

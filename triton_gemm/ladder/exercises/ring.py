@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...compat import tma_store
-from .trace import WrongError
+from .trace import WrongError, by_kernels
 
 BLOCK, SLOTS = 64, 3
 
@@ -88,10 +88,10 @@ class _Waits(ast.NodeTransformer):
 
 class Barrier:
     """name: full or empty, and its slot; turns: how often it did; coming: tiles that arrive here, as late as they may:
-    when somebody waits."""
+    when somebody waits; frees: the slot's tiles, of which an arrival says that they may be replaced."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.turns, self.coming = name, 0, list[Tile]()
+    def __init__(self, name: str, *frees: Tile) -> None:
+        self.name, self.turns, self.coming, self.frees = name, 0, list[Tile](), frees
 
     def passes(self, phase: int) -> bool:
         """Whether a wait goes on."""
@@ -104,10 +104,10 @@ class Barrier:
 
 class Tile:
     """A slot's part for one operand. step: of the k-tile in it, None before the first; there: whether it has arrived;
-    used: whether it was multiplied."""
+    used: whether its product has ended; busy: whether it has begun, and not ended."""
 
     def __init__(self, slot: int) -> None:
-        self.slot, self.there, self.used = slot, False, True
+        self.slot, self.there, self.used, self.busy = slot, False, True, False
         self.step: int | None = None
         self.values = torch.zeros(BLOCK, BLOCK)
 
@@ -125,18 +125,34 @@ def _load(matrix: Any, corner: list[int], barrier: Barrier, into: Tile) -> None:
     barrier.coming.append(into)
 
 
-def _multiply(a: Tile, b: Tile, acc: torch.Tensor, **_: Any) -> torch.Tensor:
-    for tile in (a, b):
-        if tile.used or not tile.there:
-            what = "has not arrived" if not tile.used else "was multiplied before" if tile.there else "was never loaded"
-            raise WrongError(
-                f"slot {tile.slot} is multiplied, but its k-tile {what}: the product did not wait for `full` to turn."
-            )
-        tile.used = True
-    return acc + a.values @ b.values
+class _Products(list[tuple[Tile, Tile]]):
+    """The products under way, the oldest first. An asynchronous one ends as late as it may: when it is waited for."""
+
+    def begin(self, a: Tile, b: Tile, acc: torch.Tensor, *, is_async: bool = False, **_: Any) -> torch.Tensor:
+        for tile in (a, b):
+            if tile.used or tile.busy or not tile.there:
+                before = "was multiplied before" if tile.there else "was never loaded"
+                what = before if tile.used or tile.busy else "has not arrived"
+                raise WrongError(
+                    f"slot {tile.slot} is multiplied, but its k-tile {what}: the product did not wait for `full` to "
+                    "turn."
+                )
+            tile.busy = True
+        self.append((a, b))
+        return self.wait(0 if not is_async else len(self), (acc + a.values @ b.values,))
+
+    def wait(self, num_outstanding: int = 0, deps: tuple[torch.Tensor, ...] = ()) -> Any:
+        while len(self) > num_outstanding:
+            for tile in self.pop(0):
+                tile.busy, tile.used = False, True
+        return deps[0] if len(deps) == 1 else deps
 
 
 def _arrive(barrier: Barrier, **_: Any) -> None:
+    for tile in barrier.frees:
+        if not tile.used:
+            what = "is still being multiplied: `warpgroup_mma_wait` ends that" if tile.busy else "is not multiplied yet"
+            raise WrongError(f"{barrier.name} is told that it is free, but its k-tile {tile.step} {what}.")
     barrier.turns += 1
 
 
@@ -153,16 +169,25 @@ def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str) -> torch.
     """
     known: dict[str, Any] = {"__name__": path.stem}
     exec(compile(_Waits().visit(ast.parse(path.read_text())), str(path), "exec"), known)
-    known |= {"tma_load": _load, "warpgroup_mma": _multiply, "warpgroup_mma_wait": lambda _, deps: deps[0]}
+    products, launched = _Products(), list[Any]()
+    known |= {"tma_load": _load, "warpgroup_mma": products.begin, "warpgroup_mma_wait": products.wait}
     known["mbarrier"] = SimpleNamespace(expect=lambda *_: None, arrive=_arrive)
-    full, empty = (_Slots(Barrier(f"`{name}` of slot {i}") for i in range(SLOTS)) for name in ("full", "empty"))
+    known["ring"] = SimpleNamespace(launch=lambda *given: launched.append(given))
+    c = torch.empty(BLOCK, BLOCK)
+    with by_kernels(a=a, b=b, c=c):
+        known["run"](a, b, c)
+    if not launched:
+        raise WrongError("`run` launches no kernel: a kernel has to compute the result.")
+    load, multiply = launched[0][:2]
     a_slots, b_slots = (_Slots(map(Tile, range(SLOTS))) for _ in "ab")
+    full = _Slots(Barrier(f"`full` of slot {i}") for i in range(SLOTS))
+    empty = _Slots(Barrier(f"`empty` of slot {i}", a_slots[i], b_slots[i]) for i in range(SLOTS))
     size = SimpleNamespace(nbytes=2 * BLOCK**2)
     matrices = [SimpleNamespace(data=x, block_type=size) for x in (a, b)]
     more = (full, empty, a.shape[1], BLOCK, SLOTS)
     roles: dict[str, Iterator[Any]] = {
-        "load": known["load"](*matrices, a_slots, b_slots, *more),
-        "multiply": known["multiply"](a_slots, b_slots, torch.zeros(BLOCK, BLOCK), *more),
+        "load": load(*matrices, a_slots, b_slots, *more),
+        "multiply": multiply(a_slots, b_slots, torch.zeros(BLOCK, BLOCK), *more),
     }
     waits: dict[str, Any] = dict.fromkeys(sorted(roles, key=lambda role: role != first))
     result = torch.zeros(BLOCK, BLOCK)
@@ -179,4 +204,6 @@ def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str) -> torch.
         except StopIteration as end:
             del waits[ready]
             result = result if end.value is None else end.value
+    if products:
+        raise WrongError("C is stored while a product is under way: `warpgroup_mma_wait` ends it.")
     return result

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,15 +55,27 @@ class Access:
         return max((len(set(some // SECTOR)) for some in lanes), default=0)
 
 
+@contextmanager
+def by_kernels(**operands: torch.Tensor) -> Iterator[None]:
+    """Fails where PyTorch writes operands: kernels write them without its knowledge."""
+    before = {name: x._version for name, x in operands.items()}
+    yield
+    changed = [name for name, x in operands.items() if x._version != before[name]]
+    if changed:
+        raise WrongError(f"`run` has PyTorch write {' and '.join(changed)}: a kernel has to compute the result.")
+
+
 class Trace:
     """Runs kernels in the interpreter and keeps what they touch, in order. A dot is an Access without an operand.
 
-    Raises WrongError for an address that is no element of the operands, before it is touched.
+    Raises WrongError for an address that is no element of the operands, before it is touched, with the advice of
+    `outside` for the operand's name, row and column.
     """
 
     def __init__(self, **operands: torch.Tensor) -> None:
         self.operands = operands
         self.accesses: list[Access] = []
+        self.outside: Callable[[str, int, int], str] = lambda name, row, column: ""
 
     def run(self, function: Callable[..., None], *more: Any, programs: int | None = None) -> Trace:
         """Calls a function of the operands and `more`, and ends it behind so many programs."""
@@ -121,15 +134,16 @@ class Trace:
             if wrong.any():
                 i = int(wrong.argmax())
                 raise WrongError(
-                    f"program {_named(program)} {verb} {name}[{rows[i]}, {columns[i]}], and {name} has "
+                    f"program {named(program)} {verb} {name}[{rows[i]}, {columns[i]}], and {name} has "
                     f"{x.shape[0]} rows and {x.shape[1]} columns, counted from 0."
+                    + self.outside(name, int(rows[i]), int(columns[i]))
                 )
             self.accesses.append(Access(kind, program, name, touched, rows, columns))
             return
         if touched.size:
-            raise WrongError(f"program {_named(program)} {verb} memory that is none of {', '.join(self.operands)}.")
+            raise WrongError(f"program {named(program)} {verb} memory that is none of {', '.join(self.operands)}.")
 
 
-def _named(program: Iterable[int]) -> str:
+def named(program: Iterable[int]) -> str:
     x, y, z = program
     return str(x) if not y and not z else f"({x}, {y})" if not z else f"({x}, {y}, {z})"

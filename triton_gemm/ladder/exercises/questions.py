@@ -1,0 +1,99 @@
+"""What several checks ask."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .trace import Trace, WrongError, by_kernels, matrix
+
+
+def told(error: BaseException, path: Path | None = None) -> str:
+    """A sentence from what a check raised; the interpreter wraps what a kernel did."""
+    while not isinstance(error, WrongError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, WrongError):
+        return str(error)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    where = f"line {lines[-1]}: " if lines else ""
+    return f"{where}{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def make_operands(M: int, N: int, K: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {"a": matrix(M, K, dtype), "b": matrix(K, N, dtype), "c": matrix(M, N, dtype, empty=True)}
+
+
+def equals_product(trace: Trace, most: float = 2.0**-20, cause: Callable[[Trace], str] = lambda trace: "") -> None:
+    """C is A B to within `most` of |A| |B|. cause: a sentence on why it is not."""
+    a, b, c = (trace.operands[name].double() for name in "abc")
+    wrong = ~((c - a @ b).abs() <= most * (a.abs() @ b.abs()))
+    if wrong.any():
+        row, column = (int(x) for x in wrong.nonzero()[0])
+        value = f"is {float(c[row, column]):.6g}, and should be {float((a @ b)[row, column]):.6g}"
+        never = trace.counted("c", "store")[row, column] == 0
+        raise WrongError(
+            f"c[{row}, {column}] {'is never written' if never else value}; {int(wrong.sum())} of {c.numel()} are wrong."
+            + cause(trace)
+        )
+
+
+def traced(
+    exercise: Any,
+    operands: dict[str, torch.Tensor],
+    *more: Any,
+    outside: Callable[[str, int, int], str] = lambda name, row, column: "",
+    errors: Mapping[str, str] | None = None,
+) -> Trace:
+    """Runs an exercise, and fails where PyTorch computes what a kernel should.
+
+    outside: advice for an operand's element that is none, by name, row and column; errors: for errors with a word.
+    """
+    trace = Trace(**operands)
+    trace.outside = outside
+    with by_kernels(**operands):
+        try:
+            trace.run(exercise.run, *more)
+        except Exception as error:
+            advice = next((advice for word, advice in (errors or {}).items() if word in told(error)), None)
+            if advice is None:
+                raise
+            raise WrongError(told(error) + advice) from None
+    idle = operands.keys() - {access.operand for access in trace.accesses}
+    if idle:
+        raise WrongError(f"no kernel touches {' and '.join(sorted(idle))}: a kernel has to compute the result.")
+    return trace
+
+
+def stored_tiles(trace: Trace, size: int = 16) -> dict[tuple[int, int, int], list[tuple[int, int]]]:
+    """The tiles of C that each program stores; fails unless each tile is stored once."""
+    c = trace.operands["c"]
+    found: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for access in trace.of("c", "store"):
+        found.setdefault(access.program, []).append((int(access.rows[0]) // size, int(access.columns[0]) // size))
+    count = Counter(tile for tiles in found.values() for tile in tiles)
+    for tile in ((i, j) for i in range(c.shape[0] // size) for j in range(c.shape[1] // size)):
+        if count[tile] != 1:
+            times = f"computed {count[tile]} times" if count[tile] else "never computed"
+            raise WrongError(f"tile {tile} of C, counted from 0, is {times}; each is to be computed once.")
+    return found
+
+
+def same_bits(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Where two tensors have the same bits."""
+    whole = {2: torch.int16, 4: torch.int32}[x.element_size()]
+    return x.contiguous().view(whole) == y.contiguous().view(whole)
+
+
+def with_solution(solution: Any, operands: dict[str, torch.Tensor], *more: Any) -> torch.Tensor:
+    """C as the solution computes it."""
+    M, N = operands["c"].shape
+    c = make_operands(M, N, 1, operands["c"].dtype)["c"].copy_(operands["c"])
+    solution.run(operands["a"], operands["b"], c, *more)
+    return c
