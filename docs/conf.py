@@ -3,6 +3,7 @@ source folder, so that every link leads to the same file on the site and on a co
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -23,7 +24,16 @@ from triton_gemm.cli.app import app as commands  # noqa: E402
 MENU = {
     "Use it": ["use", "routing", "models", "recipes", "precision", "troubleshooting"],
     "Make it fast": ["choosing", "tuning", "tables", "bits"],
-    "Learn": ["ladder", "ladder/k*", "ladder/results", "kernels", "architecture", "glossary"],
+    "Learn": [
+        "ladder",
+        "ladder/k*",
+        "ladder/results",
+        "exercises",
+        "The notebook <../examples/naive_to_grouped>",
+        "kernels",
+        "architecture",
+        "glossary",
+    ],
     "Results": [
         "performance",
         "accuracy",
@@ -46,6 +56,12 @@ include_patterns = [
     "*.md", "docs/*.md", "docs/*.rst", "docs/ladder/*.md", "docs/exercises/*.md", "tests/*.md",
     "perf/results/*/*.md", "perf/results/*/bench/*/*.md",
 ]  # fmt: skip
+# Sources that pages link to, and the notebook, are pages themselves.
+_PAGES = [path for pattern in include_patterns for path in ROOT.glob(pattern)]
+_LINKED = {(page.parent / link[1]).resolve() for page in _PAGES for link in LINK.findall(page.read_text())}
+CODE = {path.relative_to(ROOT).as_posix() for path in _LINKED if path.suffix in (".cu", ".ipynb", ".py")}
+include_patterns += sorted(CODE)
+source_suffix = {".rst": "restructuredtext", **dict.fromkeys((".md", ".cu", ".ipynb", ".py"), "markdown")}
 exclude_patterns = [".*", "build", "dist", "venv"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
@@ -67,12 +83,21 @@ def _shown(link: re.Match[str], folder: Path) -> str:
 
 def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
     """What only the site has: a menu on the first page, without a GPU's single suites, all options on the commands'
-    page, titles in links."""
+    page, titles in links, sources as pages."""
+    file = Path(sphinx.env.doc2path(page))
+    if file.suffix == ".ipynb":
+        source[0] = _notebook(json.loads(source[0]), file.name)
+    elif file.suffix in (".cu", ".py"):
+        language = "python" if file.suffix == ".py" else "cuda"
+        source[0] = f"---\norphan: true\nnosearch: true\n---\n# {file.name}\n\n~~~~{language}\n{source[0]}~~~~\n"
+        return
     source[0] = LINK.sub(lambda link: _shown(link, (ROOT / page).parent), source[0])
     if page == root_doc:
         for caption, pages in MENU.items():
             lines = "\n".join(name.replace("<", "<docs/") if "<" in name else f"docs/{name}" for name in pages)
             source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{lines}\n```\n"
+    elif page == "docs/exercises":
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nexercises/*\n```\n"
     elif "/bench/" in page and not page.endswith("/README"):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
     elif page == "docs/ladder":  # `make docs` writes the explorer beside the pages
@@ -84,11 +109,31 @@ def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n## All options\n" + re.sub("^#", "##", options.partition("\n")[2], flags=re.MULTILINE)
 
 
+def _notebook(notebook: dict[str, Any], file: str) -> str:
+    """A notebook's cells, and what they printed, as Markdown; the file itself behind the heading."""
+    parts = []
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        printed = "".join(line for output in cell.get("outputs", []) for line in output.get("text", []))
+        parts += [f"```text\n{printed}```"] if printed else []
+    return "\n\n".join([parts[0], f"{{download}}`{file}`", *parts[1:]])
+
+
 def _in_full(command: Any) -> None:
     """Lists of commands have the first line of each one's help, which would be cut after 45 characters."""
     for one in getattr(command, "commands", {}).values():
         one.short_help = one.short_help or (one.help or "").partition("\n\n")[0]
         _in_full(one)
+
+
+def _menu(sphinx: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """The explorer, which Sphinx does not make, in the menu before the exercises."""
+    link = f'<a class="reference" href="{context["pathto"]("explorer.html", 1)}">Explorer</a>'
+    before = re.compile(r'(?=<li class="[^"]*"><a [^>]*>Exercises</a>)')
+    menu, found = before.subn(f'<li class="toctree-l1">{link}</li>', context["furo_navigation_tree"])
+    assert found == 1, page
+    context["furo_navigation_tree"] = menu
 
 
 def _finished(sphinx: Sphinx, error: Exception | None) -> None:
@@ -100,3 +145,4 @@ def _finished(sphinx: Sphinx, error: Exception | None) -> None:
 def setup(sphinx: Sphinx) -> None:
     sphinx.connect("source-read", _read)
     sphinx.connect("build-finished", _finished)
+    sphinx.connect("html-page-context", _menu, priority=900)  # behind furo, which makes the menu

@@ -90,17 +90,16 @@ def _neighbours(rung: Rung, folder: Path) -> str:
 
 
 def _rungs(results: Results, folder: Path) -> str:
-    """What there is of each rung: its page, its drawing, its exercises, and what it gains."""
+    """What there is of each rung: its page, its exercises, and what it gains."""
     record = results.latest
     gains = {factor.rung.id: factor for factor in views.factors(record)} if record else {}
     rows = []
     for rung in LADDER:
-        drawing = f"[drawing]({_link(pictures.path(rung.id), folder)})" if pictures.path(rung.id).exists() else ""
         gain = gains.get(rung.id)
         measured = f"{gain.measured:.2f}" if gain and gain.measured else ""
-        rows.append((_page(rung, folder), drawing, exercises.of(rung, folder), measured))
+        rows.append((_page(rung, folder), exercises.of(rung, folder), measured))
     over = f"times the rung before, {environment.short(views.gpu(record))}" if record else NOTHING
-    return formats.table(["rung", "drawing", "exercises", over], rows)
+    return formats.table(["rung", "exercises", over], rows)
 
 
 def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:

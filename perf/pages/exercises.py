@@ -26,7 +26,9 @@ def table(folder: Path) -> str:
     for exercise in EXERCISES:
         name, about = exercise.title.removesuffix(".").split(": ")
         about, _, rungs = about.partition(" (")
-        rows.append((f"[{exercise.number} {name}]({_link(_file(exercise), folder)})", about, _rungs(rungs[:-1])))
+        rows.append(
+            (f"[{exercise.number} {name}]({_link(_file(exercise), folder)})", about, _rungs(rungs[:-1], folder))
+        )
     return formats.table(["exercise", "idea", "read before"], rows)
 
 
@@ -46,7 +48,7 @@ def _page(exercise: Exercise) -> str:
     )
     parts = [
         f"# Exercise {number}: {name}",
-        f"**Idea** {_rungs(about, '../')} [All exercises](../exercises.md).",
+        f"**Idea** {_rungs(about, FOLDER)} [All exercises](../exercises.md).",
         rest,
         f"```sh\n{commands}\n```",
         "Fill in what is between `FILL IN` and `END`:",
@@ -61,9 +63,9 @@ def _fold(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
-def _rungs(text: str, up: str = "") -> str:
+def _rungs(text: str, folder: Path) -> str:
     """The text, in which rungs are links."""
-    return RUNG.sub(lambda found: f"[{found[0]}]({up}ladder/{found[0]}.md)", text)
+    return RUNG.sub(lambda found: f"[{found[0]}]({_link(FOLDER / f'../ladder/{found[0]}.md', folder)})", text)
 
 
 def _file(exercise: Exercise) -> Path:

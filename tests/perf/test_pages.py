@@ -47,7 +47,7 @@ def test_pages_are_filled_between_their_markers_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(blocks.BLOCKS.keys() - {"packages", "list-of-models"})
+    "name", sorted(blocks.BLOCKS.keys() - {"packages", "list-of-models", "exercises"})
 )  # which are made of the sources
 def test_a_block_without_results_says_so(name: str) -> None:
     assert "committed yet" in block(name, NO_RESULTS)
