@@ -14,7 +14,7 @@ import typer
 from sphinx.application import Sphinx
 from typer.cli import get_docs_for_click
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import triton_gemm  # noqa: E402

@@ -37,12 +37,8 @@ MISTAKES = [
     ("e02_mask", " & (columns[None, :] < width)", "", "reads a[0, 45]"),
     ("e02_mask", ", other=0.0", "", "without `other`"),
     ("e02_mask", "height) & (", "height) | (", "Lanes there must be masked off."),
-    (
-        "e02_mask",
-        "(rows[:, None] < height) & (",
-        "rows[:, None] < height and (",
-        "take no blocks, as the compiler says",
-    ),
+    ("e02_mask", "height) & (", "height) and (", "take no blocks, as the compiler says"),
+    ("e02_mask", "(rows[:, None] < height)", "(-1 < rows[:, None] < 99)", "take no blocks, as the compiler says"),
     (
         *("e02_mask", "return tl.load(pointers, mask=inside, other=0.0)"),
         "return tl.load(ptr + (rows[:, None] % height) * stride + columns[None, :] % width)",

@@ -40,11 +40,12 @@ def check(exercise: Exercise, path: Path) -> str | None:
 
 
 def _logical(path: Path) -> str:
-    """On `and` and `or` in a kernel, which the interpreter takes: of two blocks it takes one."""
+    """On what only the interpreter takes in a kernel, where it leaves out one of two blocks."""
     with suppress(SyntaxError, ValueError):
         kernels = [node for node in ast.parse(path.read_bytes()).body if getattr(node, "decorator_list", None)]
-        if any(isinstance(node, ast.BoolOp) for kernel in kernels for node in ast.walk(kernel)):
-            return " `and` and `or` take no blocks, as the compiler says: write (x < m) & (y < n)."
+        for node in (node for kernel in kernels for node in ast.walk(kernel)):
+            if isinstance(node, ast.BoolOp) or (isinstance(node, ast.Compare) and len(node.ops) > 1):
+                return " `and`, `or` and `0 <= x < m` take no blocks, as the compiler says: write (x < m) & (y < n)."
     return ""
 
 
