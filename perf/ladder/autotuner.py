@@ -40,8 +40,8 @@ HOW = (
     "the times compare configurations of one rung. Rungs are compared by the report's own times, for which all take "
     "turns on settled clocks: a rung may be faster there and slower here, as k11 is against k10.\n\n"
     "The prediction is arithmetic (`clocks` in `perf/ladder/prediction.py`): waves of tiles, times steps of K, times "
-    "the slowest of arithmetic units, L2, shared memory and latency. GROUP_M, DRAM and power are not in it. Of equal "
-    "configurations it takes the first of the list."
+    "the slowest of arithmetic units, issue slots, L2, shared memory and latency. GROUP_M, DRAM and power are not in "
+    "it. Of equal configurations it takes the first of the list."
 )
 
 
@@ -171,8 +171,8 @@ def _clocks(config: GemmConfig, facts: TunedConfig, entry: TunedRung, made: Envi
     if facts.blocks_per_sm is None or (major, minor) not in TYPICAL:
         return None
     itemsize, size = MODE_DTYPES[entry.mode].itemsize, (entry.M, entry.N, entry.K)
-    num_sms, blocks = made["num_sms"], facts.blocks_per_sm
-    return prediction.clocks(config, entry.mode, itemsize, (major, minor), size, num_sms, blocks)
+    num_sms, blocks, persistent = made["num_sms"], facts.blocks_per_sm, entry.rung[:3] in prediction.PERSISTENT
+    return prediction.clocks(config, entry.mode, itemsize, (major, minor), size, num_sms, blocks, persistent=persistent)
 
 
 def picture(rung: Rung) -> str:

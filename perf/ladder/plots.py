@@ -48,7 +48,7 @@ def everything(record: Record, folder: Path) -> list[Path]:
         if views.factors(record):
             pictures.append(factors(record, folder))
         if any(facts.registers is not None for facts in record.static.values()):
-            pictures += [static_resources(record, folder), static_ceilings(record, folder)]
+            pictures.append(static_resources(record, folder))
     return pictures + tunings(record, folder)
 
 
@@ -225,28 +225,13 @@ def _pairs(
     return figure, axes
 
 
-Panels = dict[str, Callable[[StaticFacts], float | None]]
-
-
 def static_resources(record: Record, folder: Path) -> Path:
-    """Registers and shared memory of the default configurations, by architecture."""
-    panels: Panels = {
+    """Registers and shared memory of the default configurations: a panel each, a row for each rung, a mark for each
+    architecture."""
+    panels: dict[str, Callable[[StaticFacts], float | None]] = {
         "registers a thread (255 at most)": lambda facts: facts.registers,
         "shared memory a block, KiB": lambda facts: None if facts.shared is None else facts.shared / 1024,
     }
-    return _static(record, "what each rung's default configuration takes", panels, folder / "static-resources.png")
-
-
-def static_ceilings(record: Record, folder: Path) -> Path:
-    """The predicted ceiling of the default configurations, as a share of each architecture's units."""
-    panels: Panels = {
-        "% of the units' peak": lambda facts: None if facts.ceiling_share is None else facts.ceiling_share / 0.01
-    }
-    return _static(record, "the ceiling that counting bytes predicts", panels, folder / "static-ceilings.png")
-
-
-def _static(record: Record, title: str, panels: Panels, path: Path) -> Path:
-    """A panel for each fact, a row for each rung, a mark for each architecture."""
     rungs = views.static_defaults(record)
     seen = {target for facts in rungs.values() for target in facts}
     targets = [target for target in static.ARCHITECTURES if target in seen]
@@ -272,7 +257,7 @@ def _static(record: Record, title: str, panels: Panels, path: Path) -> Path:
         axes.tick_params(axis="y", length=0)
     first = all_axes[0][0]
     first.set_yticks(range(len(rungs)), list(rungs))
-    first.set_title(f"Static facts, not timings: {title}", pad=30)
+    first.set_title("Static facts, not timings: what each rung's default configuration takes", pad=30)
     first.legend(ncols=len(targets), loc="lower left", bbox_to_anchor=(0, 1), handletextpad=0.1, fontsize=LABEL_SIZE)
     note(first, "No mark: the rung is not for this architecture.")
-    return save(figure, path)
+    return save(figure, folder / "static-resources.png")

@@ -2,12 +2,11 @@
 
 A block's main loop does 2 BLOCK_M BLOCK_N FLOP for every k. For the same k it brings BLOCK_M + BLOCK_N elements from
 L2, and its warps read their fragments from shared memory. Each path has a width in bytes a clock and SM
-(`perf.measure.roofline`); the slowest of units, shared memory and L2 is the ceiling. Latency, occupancy, waves and
-the clock under load are left out, so the truth lies below at the same clock.
+(`perf.measure.roofline`), and sustains less of it; the slowest of units, issue slots, shared memory and L2 is the
+ceiling. Latency, occupancy, waves and the clock under load are left out.
 
-`clocks` says which of a rung's configurations should win: it takes what the paths sustain rather than their widths,
-and adds latency, occupancy and waves. The clock under load, DRAM, the order of the tiles (GROUP_M) and loads of single
-elements are still left out.
+`clocks` adds latency, occupancy and waves, and says which of a rung's configurations should win. The clock under load,
+DRAM, the order of the tiles (GROUP_M) and loads of single elements are still left out.
 """
 
 from __future__ import annotations
@@ -23,6 +22,11 @@ from triton_gemm.hardware.device import RESERVED, SHARED_MEMORY
 THREADS_PER_SM = {(8, 0): 2048, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048, (12, 0): 1536}
 BLOCKS_PER_SM = {(8, 0): 32, (8, 9): 24, (9, 0): 32, (10, 0): 32, (12, 0): 24}
 LATENCY_CLOCKS = 600  # of a load from memory, the low end; what k06's header says of it
+# The same while all SMs load. Small tiles of k09 and k10, one program on an SM, wait for nothing else: the H200 times
+# them as 1100 to 1300 (at 1.9 GHz), beside the transfer.
+LOADED_LATENCY_CLOCKS = 1100
+SCHEDULER_LANES = 128  # of an SM: four schedulers issue an instruction for 32 lanes in a clock
+PERSISTENT = ("k09", "k10", "k11")  # launched as one program for each SM
 
 
 @dataclass(frozen=True)
@@ -35,29 +39,38 @@ class Ceiling:
 
 
 def ceiling(config: GemmConfig, mode: str, itemsize: int, capability: Capability) -> Ceiling:
-    """The most that `config` can reach in a precision class."""
+    """The most that `config` can reach in a precision class, at what the paths sustain."""
     gpu = roofline.TYPICAL[capability]
-    found = limits(config, mode, itemsize, capability)
+    found = limits(config, mode, itemsize, capability, sustained=True)
     limit = min(found, key=lambda name: found[name])
-    return Ceiling(found[limit] * gpu.num_sms * gpu.clock / 1e6, found[limit] / found["units"], limit)
+    tflops = found[limit] * gpu.num_sms * roofline.clock(gpu, mode) / 1e6
+    return Ceiling(tflops, found[limit] / found["units"], limit)
 
 
 def limits(
     config: GemmConfig, mode: str, itemsize: int, capability: Capability, *, sustained: bool = False
 ) -> dict[str, float]:
     """FLOP a clock and SM that the units and each path of operands allow; sustained: with an SM's share of L2 where
-    all read at once, and shared memory that serves each thread by itself. It serves two lanes at once whose 16 bytes
-    are the same."""
+    all read at once, and shared memory that is also written, and serves each thread by itself. It serves two lanes at
+    once whose 16 bytes are the same."""
     peak = roofline.flop_per_clock(roofline.TYPICAL[capability], mode)
     if config.BLOCK_M is None or config.BLOCK_N is None:
         return {"units": peak, "L1": 2 * 32 / strip_wavefronts(config)}
     l2 = roofline.L2_SHARE_PER_CLOCK if sustained else roofline.L2_BYTES_PER_CLOCK
     lanes = 2 if mode == "ieee" and not sustained else 1
-    return {
+    read = 1 / (lanes * shared_intensity(config, mode, itemsize, capability))
+    written = 1 / l2_intensity(config, itemsize) if sustained else 0.0
+    found = {
         "units": peak,
         "L2": l2 * l2_intensity(config, itemsize),
-        "shared memory": lanes * roofline.SHARED_BYTES_PER_CLOCK * shared_intensity(config, mode, itemsize, capability),
+        "shared memory": roofline.SHARED_BYTES_PER_CLOCK / (read + written),
     }
+    if mode == "ieee":
+        # Beside the FFMAs of a square of results a thread issues, for each k, half its edge of 16-byte reads and about
+        # as many instructions for addresses: what the H100 counted of k03 to k06, 1 of 7 to 1 of 9.
+        results = config.accumulators()
+        found["issue slots"] = 2 * SCHEDULER_LANES * results / (results + math.sqrt(results))
+    return found
 
 
 def clocks(
@@ -68,20 +81,31 @@ def clocks(
     size: tuple[int, int, int],
     num_sms: int,
     blocks: int,
+    *,
+    persistent: bool = False,
 ) -> float:
-    """Clocks of a product of (M, N, K) `size`, of which an SM runs `blocks` tiles at once: waves x steps x a step.
+    """Clocks of a product of (M, N, K) `size`, where an SM has room for `blocks` programs: waves x (steps x a step, and
+    the ends of a tile).
 
-    A step of BLOCK_K takes its work, FLOP over the least of the sustained `limits`, unless latency is longer: each of
-    the blocks has num_stages steps under way, and each of those takes the latency of a load and its own work
-    (Little's law). The busiest SM has `waves` tiles, so no more run on it at once.
+    A step of BLOCK_K takes its transfer from L2 or its product, the longer, at the sustained `limits`. A program alone
+    takes longer where latency is: with one stage it loads, waits and multiplies; with more it has num_stages - 1 loads
+    under way, since one slot is being multiplied (Little's law). At the ends it waits for its first load, and stores C.
+    Other programs fill that time, as many as run on the SM; the busiest SM has `waves` tiles. A persistent kernel runs
+    one program there, which loads the next tile while it stores.
     """
     M, N, K = size
     tile = config.tile
     waves = math.ceil(tile.tiles(M, N) / num_sms)
     steps = math.ceil(K / tile.BLOCK_K)
-    rate = min(limits(config, mode, itemsize, capability, sustained=True).values())
-    work = 2 * tile.BLOCK_M * tile.BLOCK_N * tile.BLOCK_K / rate
-    return waves * steps * max(work, (work + LATENCY_CLOCKS) / (max(1, min(blocks, waves)) * config.num_stages))
+    at_once = 1 if persistent else max(1, min(blocks, waves))
+    found = limits(config, mode, itemsize, capability, sustained=True)
+    flop = 2 * tile.BLOCK_M * tile.BLOCK_N * tile.BLOCK_K
+    transfer = flop / found.pop("L2")
+    product = flop / min(found.values())
+    load = LOADED_LATENCY_CLOCKS + transfer
+    alone = load + product if config.num_stages == 1 else load / (config.num_stages - 1)
+    ends = load + tile.BLOCK_M * tile.BLOCK_N * itemsize / roofline.L2_SHARE_PER_CLOCK
+    return waves * (steps * max(transfer, product, alone / at_once) + (0 if persistent else ends / at_once))
 
 
 def strip_wavefronts(config: GemmConfig) -> float:

@@ -198,11 +198,10 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
     yield from _rungs(record)
     if record.static:
         yield from _picture("static-resources.png", "registers and shared memory by architecture", pictures)
-        yield from _picture("static-ceilings.png", "predicted ceilings by architecture", pictures)
         yield (
-            "The ceiling is arithmetic (`perf/ladder/prediction.py`): the slowest of the units, of shared memory and "
-            "of L2, by the bytes that a tile asks of each for its FLOP, on a typical GPU of the architecture at the "
-            "clock of its data sheet's peak, which light loads exceed. Latency, waves of tiles and power are left out."
+            "The ceiling in the tables is arithmetic (`perf/ladder/prediction.py`): the slowest of the units, issue "
+            "slots, shared memory and L2, by what a tile asks of each for its FLOP, on a typical GPU of the "
+            "architecture at the clock of its data sheet's peak. Latency, waves of tiles and power are left out."
         )
     yield "## Tables"
     if record.interpreter:

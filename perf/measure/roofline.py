@@ -8,7 +8,7 @@ import torch
 
 from perf.measure import environment, timer
 from triton_gemm.hardware.device import DeviceInfo
-from triton_gemm.hardware.gpus import named_device, per_clock
+from triton_gemm.hardware.gpus import named_device, per_clock, rate
 
 Capability = tuple[int, int]
 
@@ -28,7 +28,16 @@ TYPICAL = {gpu.capability: gpu for gpu in map(named_device, ("a100", "rtx4090", 
 
 def flop_per_clock(gpu: DeviceInfo, mode: str) -> float:
     """Of an SM's arithmetic units, dense, in a precision of the ladder."""
-    return 2 * per_clock(gpu, {"fp16": "half", "bf16": "half"}.get(mode, mode))
+    return 2 * per_clock(gpu, _unit(mode))
+
+
+def clock(gpu: DeviceInfo, mode: str) -> float:
+    """MHz with which the data sheet's peak in a precision is reached: fp32's units and tensor cores may differ."""
+    return rate(gpu, _unit(mode)) / per_clock(gpu, _unit(mode))
+
+
+def _unit(mode: str) -> str:
+    return {"fp16": "half", "bf16": "half"}.get(mode, mode)
 
 
 def intensity(M: int, N: int, K: int, itemsize: int, out_itemsize: int | None = None) -> float:

@@ -139,8 +139,20 @@ def test_predicted_ceilings_follow_the_tile() -> None:
     coalesced = prediction.ceiling(GemmConfig(BLOCK_N=256, num_warps=8), "ieee", 4, (9, 0))
     assert naive.limit == coalesced.limit == "L1"
     assert coalesced.tflops == pytest.approx(16.5 * naive.tflops)
+    for rung in LADDER[:6]:  # "L1", "shared-memory bandwidth", "issue slots"
+        limit = prediction.ceiling(rung.configs[0], "ieee", 4, (9, 0)).limit
+        assert limit in rung.header["Bound by"].replace("-", " ").partition(",")[0], rung.id
     assert prediction.strip_wavefronts(LADDER[0].configs[0]) == 65 / 2  # two rows a thread
     assert prediction.strip_wavefronts(LADDER[1].configs[0]) == 5 / 4  # four columns a thread
+
+
+def test_one_peak_of_a_gpu(record: Record) -> None:
+    """fp32's units reach theirs at 1980 MHz, tensor cores at 1830: NVIDIA's 67 and 989 TFLOPS of an H100."""
+    peak = {mode: prediction.ceiling(GemmConfig(64, 64, 16), mode, 4, (9, 0)) for mode in ("ieee", "fp16")}
+    found = {mode: best.tflops / best.share for mode, best in peak.items()}
+    assert found == pytest.approx({"ieee": 66.9, "fp16": 989}, rel=1e-3)
+    (ffma,) = [roof.tflops for roof in views.roofs(record)[1] if "FFMA" in roof.label]
+    assert ffma == pytest.approx(found["ieee"])
 
 
 @pytest.mark.parametrize(

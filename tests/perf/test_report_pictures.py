@@ -78,7 +78,7 @@ def test_everything_is_drawn_and_no_text_lies_on_another(gpu: str, figures: dict
     add_static_facts(record)
     plots.everything(record, tmp_path)
     bench_plots.precisions(made_up_points(), "Made-up GPU", tmp_path / "precision.png")
-    expected = {"ladder", "roofline", "factors", "static-resources", "static-ceilings", "precision"}
+    expected = {"ladder", "roofline", "factors", "static-resources", "precision"}
     expected |= {f"sweep-{mode}" for mode in OPTIONS.modes}
     expected |= {f"experiment-{source.id}" for source in published.EXPERIMENTS if len(source.kernels) > 1}
     expected |= {f"tuning-{tuning.rung.id}" for tuning in autotuner.shown(record)}
