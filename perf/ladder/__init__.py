@@ -3,5 +3,6 @@
 - To measure: `tasks` adds to a `record`; `rungs_and_twins` are the providers, `published` the experiments that they
   retell. Without a GPU `static` compiles, `prediction` counts bytes, `interpret` runs Triton's interpreter.
 - To show: `views` and `autotuner` read a record; `tables`, `plots`, `curves` and `report_page` are made of that.
+- `explorer`: the page to play with, of `prediction`, a record and the table that `compiled` writes.
 - `by_hand`: runs one rung for `python -m triton_gemm.ladder`. `counters`: what Nsight Compute counts.
 """

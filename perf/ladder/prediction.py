@@ -96,16 +96,28 @@ def clocks(
     M, N, K = size
     tile = config.tile
     waves = math.ceil(tile.tiles(M, N) / num_sms)
-    steps = math.ceil(K / tile.BLOCK_K)
     at_once = 1 if persistent else max(1, min(blocks, waves))
-    found = limits(config, mode, itemsize, capability, sustained=True)
-    flop = 2 * tile.BLOCK_M * tile.BLOCK_N * tile.BLOCK_K
-    transfer = flop / found.pop("L2")
-    product = flop / min(found.values())
-    load = LOADED_LATENCY_CLOCKS + transfer
+    step = max(step_clocks(config, mode, itemsize, capability, at_once).values())
+    transfer = (tile.BLOCK_M + tile.BLOCK_N) * tile.BLOCK_K + tile.BLOCK_M * tile.BLOCK_N
+    ends = waiting(LOADED_LATENCY_CLOCKS + transfer * itemsize / roofline.L2_SHARE_PER_CLOCK, mode, capability)
+    return waves * (math.ceil(K / tile.BLOCK_K) * step + (0.0 if persistent else ends / at_once))
+
+
+def waiting(clocks: float, mode: str, capability: Capability) -> float:
+    """Clocks in which nothing is multiplied, in those of the peak in `mode`. They pass at the highest clock, which is
+    that of fp32's units."""
+    gpu = roofline.TYPICAL[capability]
+    return clocks * roofline.clock(gpu, mode) / roofline.clock(gpu, "ieee")
+
+
+def step_clocks(config: GemmConfig, mode: str, itemsize: int, capability: Capability, at_once: int) -> dict[str, float]:
+    """Clocks of a step of BLOCK_K by each of the sustained `limits`, and by latency, as `clocks` says."""
+    flop = 2 * (config.BLOCK_M or 1) * (config.BLOCK_N or 1) * (config.BLOCK_K or 1)
+    found = {name: flop / limit for name, limit in limits(config, mode, itemsize, capability, sustained=True).items()}
+    load = waiting(LOADED_LATENCY_CLOCKS + found["L2"], mode, capability)
+    product = max(clocks for name, clocks in found.items() if name != "L2")
     alone = load + product if config.num_stages == 1 else load / (config.num_stages - 1)
-    ends = load + tile.BLOCK_M * tile.BLOCK_N * itemsize / roofline.L2_SHARE_PER_CLOCK
-    return waves * (steps * max(transfer, product, alone / at_once) + (0 if persistent else ends / at_once))
+    return {**found, "latency": alone / at_once}
 
 
 def strip_wavefronts(config: GemmConfig) -> float:
