@@ -227,7 +227,11 @@ def explored() -> Explored:
         us = clocks / roofline.clock(device, precisions[kernel])
         step = prediction.step_clocks(config, *on, min(at_once, -(-tiles(shape, *choices[:2]) // device.num_sms)))
         possible = credible(us, problem, device)
-        return rounded(possible), "memory" if possible > us else max(step, key=lambda name: step[name])
+        if possible > us:
+            return rounded(possible), "memory"
+        limit, *others = sorted(step, key=lambda name: -step[name])
+        close = ", ".join(name for name in others if step[name] > 0.95 * step[limit])
+        return rounded(us), limit + f" (nearly by {close})" * bool(close)
 
     def by_units(kernel: str, gpu: str) -> float:
         return rounded(2 * devices[gpu].num_sms * rate(devices[gpu], ARITHMETICS[precisions[kernel]].unit) / 1e6)

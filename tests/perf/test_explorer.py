@@ -102,6 +102,9 @@ def test_figures_by_hand(found: explorer.Explored) -> None:
     assert (found.at("registers", **k08), found.at("programs", **k08)) == (114, 2)
     assert found.at("registers_from", **k08).startswith("compiled by Triton ")
     assert found.at("programs", **{**k08, "kernel": "k09"}) == 1  # persistent
+    assert found.at("bound", **{**k08, "BLOCK_N": 256}) == (
+        "L2 (nearly by units, shared memory, latency)"  # 977 against 989 TFLOPS
+    )
     k06 = {**point, "kernel": "k06", "BLOCK_N": 64, "BLOCK_K": 16, "num_warps": 4}
     assert found.at("shared", **k06) == found.at("shared", **{**k06, "gpu": "a100"}) == 2 * 192 * 16 * 4  # two slots
     deeper = {**k06, "num_stages": 6}
@@ -165,7 +168,8 @@ def test_tensor_cores_are_faster_on_hopper(found: explorer.Explored) -> None:
         if ieee and tf32:
             compared += 1
             bounds = {found.at("bound", kernel=kernel, **point) for kernel in ("k06", "k07")}
-            assert tf32 < ieee or (tf32 == ieee and bounds in ({"memory"}, {"latency"})), point
+            waits = all(bound.startswith(("memory", "latency")) for bound in bounds)
+            assert tf32 < ieee or (tf32 == ieee and waits), point
     assert compared > 4000
 
 
