@@ -34,7 +34,7 @@ from perf.models import record, tables, zoo
 from perf.models.tables import OURS, TORCH
 from perf.models.zoo import Model
 from triton_gemm.compat import INTERPRETED
-from triton_gemm.runtime import background, stand_ins
+from triton_gemm.runtime import background
 
 BUDGET_S = 2.0
 # Seconds that a case takes, roughly: what shards are made equal by.
@@ -138,10 +138,8 @@ def free() -> None:
 
 
 def compile_what_runs(count: int) -> None:
-    """Has up to so many processes compile, and no kernels for numbers of rows that no case has: all is compiled before
-    anything is timed."""
+    """Has up to so many processes compile: all is compiled before anything is timed."""
     background.WORKERS = max(background.WORKERS, min(MOST_WORKERS, count))
-    stand_ins.AHEAD = ()  # type: ignore[assignment]
 
 
 def lost() -> bool:

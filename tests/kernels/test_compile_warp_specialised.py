@@ -26,7 +26,7 @@ from triton_gemm.runtime import aot
 
 CAPABILITY = (9, 0)
 HOPPER = device_of_capability(CAPABILITY)
-CONFIGS = (*warp_specialised.CONFIGS, warp_specialised.QUICK)
+CONFIGS = warp_specialised.CONFIGS
 M, N, K = 1024, 1280, 2048
 SCHEDULES = {"whole": Schedule(HOPPER.num_sms), "split": Schedule(HOPPER.num_sms, split_tiles=5, split_k=3)}
 PARTS_IN_TURN = Schedule(HOPPER.num_sms, split_k=4)

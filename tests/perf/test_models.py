@@ -236,7 +236,6 @@ def test_a_run_is_written_case_by_case(
     monkeypatch.setattr(models.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(record, "described", lambda: MADE)
     monkeypatch.setattr(models.background, "WORKERS", 99)
-    monkeypatch.setattr(models.stand_ins, "AHEAD", ())
     assert models.main(["gpt2", "--out", str(tmp_path)]) == 130
     assert list(read_json(tmp_path / "3.9.0.json")["cases"]) == ["gpt2, forward"]
     assert "1.000 of torch (0.990 to 1.010), errors 1.00e-03 and 1.00e-03, 30 products" in capsys.readouterr().out

@@ -46,12 +46,36 @@ def test_a_compiler_says_when_all_is_done() -> None:
         assert compiler.wait(0)
         compiler.add([1, 2])
         assert not compiler.wait(0.05)
-        compiler.add([3, 4], first=True)
         begin.set()
-        assert compiler.wait(10) and compiled == [1, 3, 4, 2]
-        for job in compiled:
-            compiler.forget(job)
-        assert not compiler.begun and not compiler.ended
+        assert compiler.wait(10) and compiled == [1, 2]
+        assert not compiler.begun and all(compiler.done(job) and compiler.failure(job) is None for job in compiled)
+    finally:
+        compiler.close()
+
+
+def test_the_most_called_job_is_next() -> None:
+    """As it is when a thread takes one; of equals the oldest."""
+    begun, begin, calls = threading.Event(), threading.Event(), {name: 2 for name in "abcd"}
+    compiled: list[object] = []
+    ended: list[tuple[object, str | None]] = []
+
+    def compile(job: object) -> None:
+        begun.set()
+        begin.wait()
+        compiled.append(job)
+        if job == "c":
+            raise ValueError("no such kernel")
+
+    compiler = Compiler(compile, threads=1, calls=lambda job: calls[str(job)], on_end=lambda *end: ended.append(end))
+    try:
+        compiler.add("a")
+        assert begun.wait(10)
+        compiler.add("bcd")
+        calls.update(c=3, d=4)
+        begin.set()
+        assert compiler.wait(10) and compiled == ["a", "d", "c", "b"]
+        assert ended == [("a", None), ("d", None), ("c", "ValueError: no such kernel"), ("b", None)]
+        assert not compiler.begun and not compiler.ended, "no job is remembered"
     finally:
         compiler.close()
 

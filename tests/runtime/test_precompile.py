@@ -25,7 +25,9 @@ from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels.candidate import Algorithm, Candidate
 from triton_gemm.kernels.launch import compiled
+from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime import binaries, precompile
 from triton_gemm.runtime.compiling import Compiler
@@ -111,10 +113,12 @@ def test_strides_of_a_c_that_tma_stores_make_no_other_binary() -> None:
         a, b = (torch.empty(sizes, dtype=torch.bfloat16, device="meta") for sizes in ((512, 4096), (columns, 4096)))
         c = torch.empty(512, pitch, dtype=torch.bfloat16, device="meta")[:, :columns]
         problem = GemmProblem.of(a, b.T, c)
-        way = next(warp_specialised.quick(problem, HOPPER))
+        way = Candidate(
+            problem, Algorithm("warp_specialised", warp_specialised.Config(128, 64, 64, 8, 4), Schedule(132))
+        )
         return binaries.identities(HOPPER, problem, Selection.of(way, ""))
 
-    assert made(8, 8) == made(4096, 4096) == made(64, 1032)
+    assert made(72, 72) == made(4096, 4096) == made(64, 1032)
     assert made(63, 1024) != made(63, 1032) != made(64, 1032)
 
 

@@ -1,24 +1,21 @@
-"""Which kernel runs until a product's own kernel is compiled, and which kernels are compiled ahead of time."""
+"""Which kernel runs until a product's own kernel is compiled."""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from tests.support.fake_compiler import ROWS, SPLIT, Gpu, K, N, available, call, operands, own, planned
 from tests.support.table_fakes import HOPPER
-from triton_gemm import kernels
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import background, binaries, plan, stand_ins, step
+from triton_gemm.runtime import background, binaries, plan, stand_ins
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import Selection, given, illegal, predicted, select
-from triton_gemm.suites.problems import gemm_problem
-from triton_gemm.suites.shapes import Shape
+from triton_gemm.selection.select import Selection, given, illegal, predicted
 
 
 def test_what_stands_in_gives_the_same_bits(gpu: Gpu) -> None:
@@ -99,121 +96,6 @@ def test_a_faster_stand_in_is_taken_when_there_is_one(gpu: Gpu) -> None:
     assert gpu.ran[-1:] == [*binaries.identities(HOPPER, made.problem, found)]
 
 
-def test_the_classes_of_a_weight_are_compiled_ahead(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its first call, one product for each class: others of that class then run on its kernel, without a wait."""
-    monkeypatch.setattr(stand_ins, "AHEAD", (512, 256, 128, 64))
-    first = planned(1024, 2048, 8192)
-    call(first)
-    ahead = [(problem.M, bit_class(problem, selection)) for problem, selection in gpu.compiler.jobs]
-    assert len(ahead) == len({name for _, name in ahead}) > 1
-    assert bit_class(first.problem, first.selection) not in {name for _, name in ahead}
-    jobs = [*gpu.compiler.jobs]
-    call(planned(900, 2048, 8192))
-    assert [job for job in gpu.compiler.jobs if job not in jobs][1:] == [], "once for a weight"
-    gpu.end()
-    for M, _ in ahead:
-        call(planned(M, 2048, 8192))
-    assert gpu.waited == own(first) and background.counts["waited"] == 1
-    name, rows = ahead[0][1], {M for M, _ in ahead}
-    others = (planned(M, 2048, 8192) for M in range(64, 600) if M not in rows)
-    uncompiled = (x for x in others if not gpu.cached.issuperset(own(x)))
-    other = next(x for x in uncompiled if bit_class(x.problem, x.selection) == name)
-    call(other)
-    assert gpu.waited == own(first) and other.first_calls is not None and other.first_calls.stand_in is not None
-
-
-def test_classes_that_stand_ins_of_all_sizes_give_are_not_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What few rows run on is."""
-    gpu = Gpu(monkeypatch, quick=True)
-    monkeypatch.setattr(stand_ins, "AHEAD", (512, 256, 128, 64, 1))
-    call(planned(1024, 2048, 8192))
-    *of_all_sizes, few, _ = gpu.compiler.jobs
-    assert len(of_all_sizes) == 3 and few[0].M == 1
-    gpu.end()
-    waited = [*gpu.waited]
-    others = [planned(M, 2048, 8192) for M in stand_ins.AHEAD]
-    for made in others:
-        call(made)
-    assert gpu.waited == waited and len({bit_class(x.problem, x.selection) for x in others}) > 2
-
-
-def test_nothing_is_compiled_ahead_of_batches_and_transposed_results(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose layouts depend on the number of rows."""
-    monkeypatch.setattr(stand_ins, "AHEAD", (64, 128, 256))
-    a, b, c = (
-        torch.empty(sizes, dtype=torch.bfloat16, device="meta") for sizes in ((99, 7168), (7168, 640), (640, 99))
-    )
-    for views in ((a, b, c.t()), (a.expand(2, 99, 7168), b.expand(2, 7168, 640), c.new_empty(2, 99, 640))):
-        problem = GemmProblem.of(*views)
-        selection = select(problem, HOPPER)
-        made = plan.GemmPlan(problem, selection, torch.device("cpu"), background.FirstCalls(HOPPER))
-        gpu.waited.clear()
-        made.run(*views)
-        assert not gpu.compiler.jobs and gpu.waited == own(made)
-
-
-def test_what_is_compiled_soonest_gives_the_bits_of_most_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first call of all compiles it, and other weights of that layout do not wait, of any number of rows."""
-    gpu = Gpu(monkeypatch, quick=True)
-    first = planned(ROWS[0])
-    call(first)
-    assert first.first_calls is not None and first.first_calls.stand_in is not None
-    stand_in = first.first_calls.stand_in
-    assert bit_class(first.problem, stand_in.selection) == bit_class(first.problem, first.selection)
-    assert gpu.waited == own(stand_in) == gpu.ran
-    *ahead, job = gpu.compiler.jobs
-    assert len(ahead) == 3 and job == (first.problem, first.selection)
-    call(planned(ROWS[0], 2048, 4096))
-    assert gpu.compiler.jobs[:3] == ahead and len(gpu.compiler.jobs) == 4, "one for a binary"
-    gpu.end()
-    for sizes in ((4096, 14336), (1536, 7168), (2112, 7168)):
-        for M in (32, 64, 137, 200, 256, 300, 425, 483, 512, 627, 1024):
-            call(planned(M, *sizes))
-    assert gpu.waited == own(stand_in) and background.counts["waited"] == 1
-    call(first)
-    assert gpu.ran[-1:] == own(first)
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp8", "int8", "tf32", "tf32x3"])
-def test_what_is_compiled_soonest_exists_for_all_that_tensor_cores_multiply(precision: str) -> None:
-    problem = gemm_problem(Shape(300, N, K, layout="nt"), precision)
-    found = select(problem, HOPPER)
-    candidates = stand_ins.quick(problem, found, HOPPER)
-    (stand_in, *_) = stand_ins.of_its_class(problem, found, HOPPER, candidates)
-    quick = kernels.warp_specialised.QUICK
-    assert stand_in.config == replace(quick, BLOCK_K=stand_in.config.BLOCK_K)
-    assert bit_class(problem, stand_in) == bit_class(problem, found)
-
-
-def test_what_cannot_be_compiled_soonest_is_compiled_as_chosen(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    gpu, made, compiled = Gpu(monkeypatch, quick=True), planned(ROWS[0]), step.compiled
-
-    def fail_once(*arguments: Any) -> object:
-        monkeypatch.setattr(step, "compiled", compiled)
-        raise RuntimeError("PassManager::run failed")
-
-    monkeypatch.setattr(step, "compiled", fail_once)
-    call(made)
-    (said,) = caplog.messages
-    assert "PassManager::run failed" in said and gpu.waited == own(made) == gpu.ran
-
-
-def test_a_batch_takes_nothing_that_is_compiled_ahead_from_a_layer(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose problems are of the same kind but for the batch."""
-    seen: list[int] = []
-    monkeypatch.setattr(kernels.warp_specialised, "quick", lambda problem, *_: seen.append(problem.batch) or ())
-    a, b, c = operands(ROWS[0])
-    several = GemmProblem.of(a.expand(2, *a.shape), b, c.expand(2, *c.shape))
-    for problem in (several, planned(ROWS[0]).problem):
-        stand_ins.Available().ahead(problem, select(problem, HOPPER), HOPPER)
-    kept = stand_ins.Available()
-    for problem in (several, planned(ROWS[0]).problem, planned(ROWS[1]).problem, planned(64, 2048).problem):
-        kept.ahead(problem, select(problem, HOPPER), HOPPER)
-    assert seen == [1] * 4 and len(kept.classes) == 1 and len(kept.weights) == 2
-
-
 def test_a_batch_invariant_product_stands_in_within_its_class(gpu: Gpu) -> None:
     def invariant(M: int) -> plan.GemmPlan:
         problem = GemmProblem.of(*operands(M))
@@ -241,17 +123,20 @@ def test_few_configurations_are_compared() -> None:
     assert kept[-2:] == [configs[99], configs[70]] and set(kept) == set(configs[-stand_ins.COMPARED :])
 
 
-def test_more_may_be_wanted_while_what_is_wanted_is_ordered() -> None:
-    """By a call in a handler of signals."""
-    made, ordered = stand_ins.Available(), []
+def test_what_no_plan_waits_for_is_forgotten(gpu: Gpu) -> None:
+    """So that problems that come once take no memory for ever."""
+    call(planned(ROWS[0]))
+    plans = [planned(M) for M in ROWS[1:]]
+    for made in plans:
+        call(made)
+    assert len(available().wanted) == len(plans)
+    kept = plans[0]
+    plans.clear()
+    del made
+    assert [*available().wanted] == [tuple(own(kept))]
 
-    class Interrupted:
-        def add(self, jobs: list[Any]) -> None:
-            ordered.extend(jobs)
-            made.wait_for(f"after {jobs[0]}", self, jobs[0] + 1)  # type: ignore[arg-type]
 
-    made.wait_for("first", Interrupted(), 0)  # type: ignore[arg-type]
-    made.order_all()
-    assert ordered == [0]
-    made.order_all()
-    assert ordered == [0, 1]
+def test_a_worker_is_sent_the_job_alone(gpu: Gpu) -> None:
+    made = planned(ROWS[0])
+    wanted = available().want(tuple(own(made)), gpu.compiler, (made.problem, made.selection))  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(wanted)) == (made.problem, made.selection)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.support.table_fakes import HOPPER
-from triton_gemm import kernels
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, binaries, plan, stand_ins, step
 from triton_gemm.selection.select import select
@@ -23,58 +22,57 @@ class FakeCompiler:
     """Workers that compile nothing: a test says when a job is done, and why it has failed."""
 
     def __init__(self) -> None:
-        self.jobs: list[Any] = []
-        self.ended: dict[Any, str | None] = {}
-        self.forgotten: list[Any] = []
-        self.joined: list[Any] = []
+        self.added: list[stand_ins.Wanted] = []
+        self.ended: set[stand_ins.Wanted] = set()
+        self.joined: list[stand_ins.Wanted] = []
 
-    def add(self, jobs: list[Any], first: bool = False) -> None:
-        self.jobs += jobs
+    @property
+    def jobs(self) -> list[Any]:
+        return [wanted.job for wanted in self.added]
 
-    def done(self, job: object) -> bool:
-        return job in self.ended
+    def add(self, added: list[stand_ins.Wanted]) -> None:
+        self.added += added
 
-    def failure(self, job: object) -> str | None:
-        return self.ended[job]
-
-    def join(self, job: object) -> None:
-        self.joined.append(job)
-
-    def forget(self, job: object) -> None:
-        self.forgotten.append(job)
+    def join(self, wanted: stand_ins.Wanted) -> bool:
+        self.joined.append(wanted)
+        return False
 
     def wait(self, timeout: float | None) -> bool:
-        return all(job in self.ended for job in self.jobs)
+        return self.ended.issuperset(self.added)
 
     def abandon(self) -> None:
-        self.jobs.clear()
+        self.added.clear()
+
+
+def take_workers(patch: pytest.MonkeyPatch) -> FakeCompiler:
+    """In the place of the workers of a process that has loaded nothing yet."""
+    compiler = FakeCompiler()
+    for name, value in {
+        "_available": {},
+        "_compilers": {"fake": compiler},
+        "_compiler": lambda *_: compiler,
+        "_lost": False,
+        "_can_cache": lambda: True,
+        "counts": background.Counter(),
+    }.items():
+        patch.setattr(background, name, value)
+    patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    return compiler
 
 
 class Gpu:
     """In the place of Triton's compiler and cache, kits, the driver and a Hopper GPU.
 
-    quick: whether there is the tile that is compiled soonest; cached: binaries on disk; waited: those that a call has
-    compiled; ran: those that were launched, one after another.
+    cached: binaries on disk; waited: those that a call has compiled; ran: those that were launched, one after another.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, quick: bool = False) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.cached: set[object] = set()
         self.waited: list[object] = []
         self.ran: list[object] = []
         self.capturing = False
-        self.compiler = FakeCompiler()
-        patch.setattr(background, "_available", {})
-        patch.setattr(stand_ins, "AHEAD", ())
-        patch.setattr(background, "WORTH_US", 0.0)
-        if not quick:
-            patch.setattr(kernels.warp_specialised, "quick", lambda *_: ())
-        patch.setattr(background, "_compilers", {"fake": self.compiler})
-        patch.setattr(background, "_compiler", lambda *_: self.compiler)
-        patch.setattr(background, "_lost", False)
-        patch.setattr(background, "_can_cache", lambda: True)
-        patch.setattr(background, "counts", background.Counter())
-        patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-        patch.setattr(torch.cuda, "is_available", lambda: True)
+        self.compiler = take_workers(patch)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         for name, value in {
             "device_info": lambda _: HOPPER,
@@ -104,11 +102,11 @@ class Gpu:
 
     def end(self, why: str | None = None) -> None:
         """Ends all jobs of the workers, which leave their binaries on disk."""
-        for problem, selection in self.compiler.jobs:
+        for wanted in set(self.compiler.added) - self.compiler.ended:
             if why is None:
-                self.cached.update(binaries.identities(HOPPER, problem, selection))
-                background._left_in_cache(HOPPER, (problem, selection))
-            self.compiler.ended[problem, selection] = why
+                self.cached.update(wanted.binaries)
+            background._ended(HOPPER, wanted, why)
+            self.compiler.ended.add(wanted)
 
 
 def operands(M: int, N: int = N, K: int = K) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

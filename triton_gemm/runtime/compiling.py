@@ -46,7 +46,8 @@ class Compiler:
     process was compiling when something outside killed it has failed, and there is one more process.
 
     on_lost: called once when a process is lost; idle_s: seconds after which a process that has no job ends, and another
-    is started for the next one.
+    is started for the next one. calls: how many calls need a job: the most needed is next, and of equals the oldest.
+    on_end: called with each job that has ended, and why it has failed or None; else `failure` says so later.
     """
 
     def __init__(
@@ -58,12 +59,15 @@ class Compiler:
         clock: Callable[[], float] = time.monotonic,
         on_lost: Callable[[LostError], None] = _disturbs,
         idle_s: float | None = None,
+        calls: Callable[[object], int] = lambda job: 0,
+        on_end: Callable[[object, str | None], None] | None = None,
     ) -> None:
         self.compile, self.limit_s, self.clock = compile, limit_s, clock
-        self.on_lost, self.idle_s = on_lost, idle_s
+        self.on_lost, self.idle_s, self.calls = on_lost, idle_s, calls
         self.waiting: deque[object] = deque()
         self.begun: dict[object, float] = {}
         self.ended: dict[object, str | None] = {}  # why not, or None
+        self.on_end = on_end or self.ended.__setitem__
         self.changed = threading.Condition()
         self.closed = self.reported = False
         self.starting = 0  # processes
@@ -76,13 +80,9 @@ class Compiler:
         for thread in self.threads:
             thread.start()
 
-    def add(self, jobs: Iterable[object], first: bool = False) -> None:
-        """first: whether before those that wait."""
+    def add(self, jobs: Iterable[object]) -> None:
         with self.changed:
-            if first:
-                self.waiting.extendleft(reversed([*jobs]))
-            else:
-                self.waiting.extend(jobs)
+            self.waiting.extend(jobs)
             self.changed.notify_all()
 
     def cancel(self, jobs: Iterable[object]) -> set[object]:
@@ -92,11 +92,13 @@ class Compiler:
             self.waiting = deque(job for job in self.waiting if job not in cancelled)
         return cancelled
 
-    def join(self, job: object) -> None:
-        """Waits for a job that a thread has taken. One that none has, or that was not added, is not compiled."""
-        if not self.cancel([job]):
-            with self.changed:
-                self.changed.wait_for(lambda: job not in self.begun or self.done(job), self.limit_s)
+    def join(self, job: object) -> bool:
+        """Waits for a job that a thread has taken. One that none has is cancelled; whether that is so."""
+        if self.cancel([job]):
+            return True
+        with self.changed:
+            self.changed.wait_for(lambda: job not in self.begun or self.done(job), self.limit_s)
+        return False
 
     def compile_here(self, job: object) -> None:
         """Compiles a job in this thread and process, if no thread has taken it yet."""
@@ -109,12 +111,6 @@ class Compiler:
         if job in self.ended:
             return self.ended[job]
         return f"compiling takes more than {self.limit_s:g} s"
-
-    def forget(self, job: object) -> None:
-        """Of a job that is done and asked about no more."""
-        with self.changed:
-            self.begun.pop(job, None)
-            self.ended.pop(job, None)
 
     def done(self, job: object) -> bool:
         """Whether it has ended, or takes too long."""
@@ -172,7 +168,8 @@ class Compiler:
                     elif self.closed:
                         return
                     else:
-                        job = self.waiting.popleft()
+                        job = max(self.waiting, key=self.calls)
+                        self.waiting.remove(job)
                         self.begun[job] = self.clock()
                 if job is None and worker is not None:
                     worker.end()
@@ -214,8 +211,9 @@ class Compiler:
         return True
 
     def _end(self, job: object, why: str | None) -> None:
+        self.on_end(job, why)
         with self.changed:
-            self.ended[job] = why
+            self.begun.pop(job, None)
             self.changed.notify_all()
 
     def _load(self, job: object) -> str | None:

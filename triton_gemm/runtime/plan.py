@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from ctypes import c_int64
 from typing import Any
 
 import torch
@@ -49,10 +50,12 @@ class UnallocatedError(RuntimeError):
 class GemmPlan(PlanOfProblem):
     """A selection for one problem on one device, ready to be launched.
 
-    first_calls: what it runs on until its kernels are loaded; without it the first call compiles them.
+    first_calls: what it runs on until its kernels are loaded; without it the first call compiles them. calls: of a
+    stand-in those that C++ launches, by which kernels are compiled.
     """
 
     index: int
+    calls: c_int64 | None = None
 
     def __init__(
         self,

@@ -419,7 +419,7 @@ def test_widths_under_load() -> None:
 
 @hopper
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("config", [*warp_specialised.CONFIGS, warp_specialised.QUICK], ids=ids)
+@pytest.mark.parametrize("config", warp_specialised.CONFIGS, ids=ids)
 @pytest.mark.parametrize("schedules", [wholes, splits], ids=["whole", "split"])
 def test_every_config_schedule_and_layout(schedules, config: TileConfig, orders: str) -> None:
     if schedules is splits and not warp_specialised.can_split_k(config):
@@ -469,7 +469,7 @@ def test_random_problems_in_all_that_the_cost_model_compares(seed: int) -> None:
             operands.check(GemmPlan(problem, persistent(config, schedule), DEVICE), schedule.split_k)
 
 
-SINGLE = (*warp_specialised.CONFIGS, warp_specialised.QUICK)
+SINGLE = warp_specialised.CONFIGS
 PARTS_IN_TURN = [c for c in (*(CLUSTERED if CLUSTERS else ()), *SINGLE) if few_enough(c)]
 
 

@@ -3,8 +3,8 @@ run, and how it is launched, `costs` how long that takes, `choice` which ways ar
 order it sums."""
 
 from .bits import order_of_sums
-from .choice import candidates, given_as, lower_bounds, quick, schedules, without_clusters
-from .configs import CLUSTERED, CONFIGS, FOR_LONG_SUMS, QUICK, Config, configs
+from .choice import candidates, given_as, lower_bounds, schedules, without_clusters
+from .configs import CLUSTERED, CONFIGS, FOR_LONG_SUMS, Config, configs
 from .costs import Costs, microseconds
 from .host import c_by_tma, can_split_k, illegal, launches, shared_memory
 
@@ -12,7 +12,6 @@ __all__ = [
     "CLUSTERED",
     "CONFIGS",
     "FOR_LONG_SUMS",
-    "QUICK",
     "Config",
     "Costs",
     "c_by_tma",
@@ -25,7 +24,6 @@ __all__ = [
     "lower_bounds",
     "microseconds",
     "order_of_sums",
-    "quick",
     "schedules",
     "shared_memory",
     "without_clusters",

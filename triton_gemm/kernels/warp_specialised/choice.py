@@ -14,7 +14,7 @@ from .. import forms, repack
 from ..candidate import Algorithm, Bounded, Candidate
 from ..cost_model import SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
-from .configs import GATED, GATED_CLUSTERED, LONG, QUICK, Config, listed, of_itemsize
+from .configs import GATED, GATED_CLUSTERED, LONG, Config, listed
 from .costs import OfConfig, OfProblem, of_config, of_problem, sustained
 from .host import can_split_k, illegal, promotes, unsuited
 from .widths import widths
@@ -68,18 +68,6 @@ def _clusters(problem: GemmProblem) -> tuple[bool, bool]:
     """Whether configurations in clusters are compared, only where they can run; and whether those for long sums."""
     clustered = forms.clusters() and not problem.groups
     return clustered, clustered and max(problem.M, problem.N) * LONG <= problem.K
-
-
-def quick(problem: GemmProblem, device: DeviceInfo, parts: int = 1) -> Iterator[Candidate]:
-    """Legal candidates with the tile QUICK, with K whole or in so many parts, which programs sum in turn: with few
-    binaries the bits of nearly any choice, as the numbers of tiles and of parts are no compile-time constants."""
-    for given, swap_ab, packed in given_as(problem, device):
-        (config,) = of_itemsize((QUICK,), given.planes.dtype.itemsize)
-        programs = device.num_sms if given.groups else min(device.num_sms, given.batch * config.tiles(given.M, given.N))
-        for unit in (1, 2) if parts > 1 else (1,):  # as chosen tiles are 64 or 128 deep
-            schedule = Schedule(programs, split_k=parts, unit=unit)
-            if illegal(given, device, config, schedule) is None:
-                yield Candidate(given, Algorithm("warp_specialised", config, schedule, swap_ab, packed))
 
 
 def without_clusters(problem: GemmProblem) -> str:

@@ -118,11 +118,6 @@ _FOR_LONG_SUMS = {
 FOR_LONG_SUMS = tuple(Config(*figures, *form) for figures, forms in _FOR_LONG_SUMS.items() for form in forms)
 
 
-# A tile that Triton compiles soon: in 0.5 s, where 128x192x64 with four stages takes 1.7 (Triton 3.9). On an H100 it
-# takes 1.4 to 1.9 times as long as chosen tiles; 64x64x64 with two stages, compiled in 0.35 s, up to 7.5 times.
-QUICK = Config(128, 64, 64, 4, 4)
-
-
 def configs(dtype: torch.dtype, clusters: bool = False) -> tuple[Config, ...]:
     """CONFIGS, or those of CLUSTERED, for operands, or planes, of that dtype: as many bytes along K."""
     return of_itemsize(CLUSTERED if clusters else CONFIGS, dtype.itemsize)

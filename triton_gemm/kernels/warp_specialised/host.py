@@ -19,7 +19,7 @@ from ..reduction import parts_of, sums_of
 from ..schedule import Schedule, clusters_at_once
 from ..splitk import MAX_COUNTERS
 from .cluster import MAX_CTAS
-from .configs import QUICK, Config
+from .configs import Config
 from .kernel import warp_specialised_kernel
 from .tensor_maps import tensor_map
 from .work import last_tiles
@@ -54,11 +54,7 @@ def few_copied(problem: GemmProblem) -> tuple[int, int]:
 
 
 def copied(problem: GemmProblem, config: Config) -> tuple[int, int]:
-    """`few_copied` for tiles of `config`. (A warpgroup has at least 64 rows of A, more than any of FEW.) Of QUICK all
-    are copied, so that one binary serves any number of rows."""
-    sides = QUICK.BLOCK_M, QUICK.BLOCK_N, QUICK.num_warps, QUICK.num_stages
-    if (config.BLOCK_M, config.BLOCK_N, config.num_warps, config.num_stages) == sides:
-        return 0, 0
+    """`few_copied` for tiles of `config`. (A warpgroup has at least 64 rows of A, more than any of FEW.)"""
     a, b = few_copied(problem)
     return a, b if b < config.BLOCK_N and not config.tail_n else 0
 
