@@ -104,7 +104,7 @@ GROUPS = (
             *("runtime/background", "runtime/stand_ins"),
             "runtime/native",
             "runtime/native_products",
-            "runtime/native_derivatives",
+            *("runtime/native_derivatives", "runtime/native_stand_ins"),
             *("runtime/native_build", "runtime/native_loading", "runtime/native_file"),
             *("runtime/reentry", "runtime/worker_start"),
             "runtime/fast_path",

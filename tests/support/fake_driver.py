@@ -21,7 +21,7 @@ from triton_gemm import compat
 from triton_gemm.functional import fast_path
 from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
-from triton_gemm.runtime import native, native_build, plan, policies, step, workspace
+from triton_gemm.runtime import native, native_build, plan, policies, stand_ins, step, workspace
 from triton_gemm.selection import generation
 
 FUNCTION, MODULE = 0xF00D, 0xD00F  # the handle of the first kernel, and that of all modules
@@ -55,6 +55,7 @@ class Seen:
     attributes: tuple[tuple[int, bytes], ...]
     parameters: tuple[bytes, ...]
     stream: int
+    function: int
 
 
 @dataclass
@@ -111,6 +112,7 @@ class Driver:
                 tuple(attributes),
                 tuple(ctypes.string_at(given[i], size) for i, size in enumerate(self.sizes.get(function, ()))),
                 shown.stream or 0,
+                function,
             )
         )
         return self.answers.pop(0) if self.answers else 0
@@ -207,7 +209,7 @@ def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
     driver = take_driver(patch)
     extension = compat.import_native(str(path))
     compat.set_up_native(extension, policies._context, policies.in_backward, driver.contexts.append)
-    for followed in (generation, workspace):
+    for followed in (generation, stand_ins, workspace):
         patch.setattr(followed, "_followers", [])
     generation.follow(extension.follow)
     patch.setattr(native_build, "_module", extension)

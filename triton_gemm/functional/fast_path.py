@@ -24,7 +24,7 @@ from ..compat import (
     must_dispatch,
 )
 from ..problem import GATES, PRODUCT, SUM, Request
-from ..runtime import native, plan
+from ..runtime import native, plan, stand_ins
 from ..runtime.workspace import allocator
 
 # By operation: the derivative that C++ gives its results, of a @ b (1) or a @ b.T (2), with a bias or without.
@@ -48,7 +48,8 @@ class Known:
     """What a call launches, and what makes its result where no `out` is given: of `like`, a shape, strides and a dtype.
 
     copies: whether the launch adds to the result, which is a copy of the last auxiliary operand first. preactivations:
-    how many it also stores, after the auxiliary operands. offered: whether `native` was asked to launch it.
+    how many it also stores, after the auxiliary operands. offered: whether `native` was asked to launch it on the
+    plan's own kernels; asked: the number of `stand_ins.changes` when it was last asked to do so on a stand-in.
     """
 
     plan: plan.Plan | None
@@ -57,6 +58,7 @@ class Known:
     copies: bool = False
     preactivations: int = 0
     offered: bool = False
+    asked: int = -1
 
 
 SLOW = Known(None, lambda: torch.empty(0))  # a call that takes more than one launch on its own operands
@@ -164,15 +166,25 @@ class FastPath:
         if extension is None:
             found.offered = not native.possible()
             return
-        if found.like is None or not isinstance(found.plan, plan.GemmPlan) or not found.plan.compiled:
+        if found.like is None or not isinstance(found.plan, plan.GemmPlan):
             return
-        found.offered = True
-        like, made = found.like, found.plan
+        like, made, first_calls = found.like, found.plan, found.plan.first_calls
+        decided = found.asked if first_calls is None else first_calls.seen
+        if made.compiled:
+            found.offered = True
+        else:
+            stand_in = None if first_calls is None or decided == found.asked else first_calls.decided(decided)
+            if stand_in is None:
+                return
+            made, found.asked = stand_in, decided
 
         def keep(table: Any) -> None:
             derivative = 0 if found.copies else derivative_of(call[0], call[4])
             how = found.copies, found.preactivations, ACTIVATED.get(call[4], 0)
             table.keep(call, native.entry_of(made, *like, derivative, *how))
+            if made is not found.plan and decided != stand_ins.changes:  # another thread may have kept its own kernels
+                extension.forget_stand_ins()
+                found.offered = False
 
         self.add_to_table(extension, key, call, keep)
 

@@ -7,12 +7,14 @@ tenth of the time. What it does not have an entry for, Python takes, as where th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import addressof
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ..hardware.driver import address_of
+from . import stand_ins
 from .native_build import built as built
 from .native_build import module as module
 from .native_build import possible as possible
@@ -40,7 +42,7 @@ class Entry(NamedTuple):
     workspace: stream -> ([partial sums, counters], whether all launches of that stream may use them), or None;
     workspace_bytes: of partial sums; extents: bytes from the first element of a, b and c to the end of the last;
     copies, preactivations: as in `fast_path.Known`; derivative, activation: of `fast_path.DERIVATIVES` and
-    `fast_path.ACTIVATED`, or 0.
+    `fast_path.ACTIVATED`, or 0; calls: the address where launches of a stand-in are counted, or 0.
     """
 
     plan: GemmPlan
@@ -53,6 +55,7 @@ class Entry(NamedTuple):
     preactivations: int
     derivative: int
     activation: int
+    calls: int
     steps: tuple[StepOfEntry, ...]
 
 
@@ -60,6 +63,7 @@ def table(extension: Any, capacity: int) -> Any:
     """A new table of the extension, which launches by the driver's functions."""
     extension.connect(*_launching())
     follow_workspaces(extension.forget_workspaces)
+    stand_ins.follow(extension.forget_stand_ins)
     return extension.Table(capacity)
 
 
@@ -90,7 +94,8 @@ def entry_of(
         raise RuntimeError("a launch is not compiled")
     steps = tuple(entry.with_beta(float(copies)) for entry in entries if entry is not None)
     result = Shape(tuple(shape), tuple(strides), dtype)
-    how = plan.extents, copies, preactivations, derivative, activation
+    calls = 0 if plan.calls is None else addressof(plan.calls)
+    how = plan.extents, copies, preactivations, derivative, activation, calls
     return Entry(plan, shares, plan.workspace, result, temporaries, *how, steps)
 
 

@@ -102,6 +102,14 @@ inline CUstream stream_of(c10::Device device) {  // the current one
   return static_cast<CUstream>(guard.getStreamNativeHandle(guard.getStream(device)));
 }
 
+// Whether Python must decide again what such a call runs on: its own kernels may be there by now, and a graph
+// that is captured is to have them.
+inline bool is_outdated(const Entry& entry, const Call& call) {
+  if (entry.calls == nullptr) return false;
+  return entry.stand_ins != state.stand_ins.load(std::memory_order_acquire) ||
+         is_captured(*state.driver, stream_of(call.device()));
+}
+
 // The entry of a call whose `read` adds all that it is, or null for what Python must take: also what a hook
 // on launches wants to see, and memory that a stream of each thread would have to wait for. Throws what
 // Python raises.
@@ -114,7 +122,7 @@ std::shared_ptr<const Entry> entry_of(const Table& table, Call& call, const Read
     return nullptr;
   }
   auto found = table.find(call.key);
-  if (found == nullptr) return nullptr;
+  if (found == nullptr || is_outdated(*found, call)) return nullptr;
   if (call.given && (overlaps(*found, call) || (!call.dispatched && call.operands[2]->is_inference())))
     return nullptr;
   if (!found->temporaries.empty() && stream_of(call.device()) == CU_STREAM_PER_THREAD) return nullptr;
@@ -164,6 +172,7 @@ inline at::Tensor run(const Entry& entry, const Call& call,
     const at::AutoDispatchBelowADInplaceOrView guard;
     result.copy_(*call.operands[call.count - 1]);
   }
+  if (entry.calls != nullptr) __atomic_fetch_add(entry.calls, 1, __ATOMIC_RELAXED);
   for (const Step& step : entry.steps)
     launch(step, *state.driver, stream, device.index(), addresses, call.alpha);
   if (preactivations != nullptr) preactivations->insert(preactivations->end(), before.begin(), before.end());

@@ -77,11 +77,14 @@ void launch(const Step& step, const Driver& driver, CUstream stream, int device,
   succeed(driver, device, [&] { return driver.launch(&config, step.function, pointers, nullptr); });
 }
 
+bool is_captured(const Driver& driver, CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return driver.is_capturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 std::optional<Workspace> Workspaces::find(const Driver& driver, int device, CUstream stream,
                                           uint64_t bytes) const {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (driver.is_capturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
-    return std::nullopt;
+  if (is_captured(driver, stream)) return std::nullopt;
   const std::shared_lock lock(changing_);
   const auto found = kept_.find({device, stream});
   if (found == kept_.end() || found->second.bytes < bytes) return std::nullopt;

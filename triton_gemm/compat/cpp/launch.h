@@ -62,6 +62,9 @@ struct Step {
 void launch(const Step& step, const Driver& driver, CUstream stream, int device, const uint64_t* addresses,
             double alpha);
 
+// Whether launches on the stream are recorded, or may be.
+bool is_captured(const Driver& driver, CUstream stream);
+
 // Memory that launches of one stream share, for split-K.
 struct Workspace {
   std::array<uint64_t, 2> addresses;  // of partial sums, and of counters

@@ -164,6 +164,12 @@ PyObject* forget_workspaces(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// forget_stand_ins(): has Python decide again on each call that runs on a stand-in.
+PyObject* forget_stand_ins(PyObject*, PyObject*) {
+  state.stand_ins.fetch_add(1, std::memory_order_acq_rel);
+  Py_RETURN_NONE;
+}
+
 // follow(epoch, policies): the state that choices depend on from now on.
 PyObject* follow(PyObject*, PyObject* given) {
   long long epoch;
@@ -317,6 +323,7 @@ PyType_Spec spec = {"triton_gemm_native.Table", sizeof(PyTable), 0, Py_TPFLAGS_D
 PyMethodDef functions[] = {{"setup", setup, METH_O, nullptr},
                            {"connect", connect, METH_VARARGS, nullptr},
                            {"forget_workspaces", forget_workspaces, METH_NOARGS, nullptr},
+                           {"forget_stand_ins", forget_stand_ins, METH_NOARGS, nullptr},
                            {"follow", follow, METH_VARARGS, nullptr},
                            {"group", group, METH_NOARGS, nullptr},
                            {"register", register_, METH_VARARGS, nullptr},

@@ -13,6 +13,7 @@ struct State {
   std::atomic<int64_t> epoch = 0;         // `generation.number`
   std::atomic<bool> policies = false;     // whether a policy was ever set in a context
   std::atomic<Driver*> driver = nullptr;  // null until entries may be kept
+  std::atomic<int64_t> stand_ins = 0;     // how often Python had all entries of stand-ins forgotten
   Workspaces workspaces;
 };
 inline State& state = *new State;

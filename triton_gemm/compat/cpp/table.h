@@ -56,7 +56,9 @@ struct Entry {
   Derivative derivative;
   Activation activation;
   std::vector<Step> steps;
-  std::shared_ptr<void> owner;  // of the kernels
+  std::shared_ptr<void> owner;  // of the kernels, and of `calls`
+  int64_t* calls = nullptr;     // counts the launches of a stand-in; null: these are the call's own kernels
+  int64_t stand_ins = 0;        // `State::stand_ins` when a stand-in was kept
 };
 
 // Calls by key, at most `capacity`: the oldest is given up first. Threads may share it. A forked child finds
