@@ -25,6 +25,7 @@ from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import plan, workspace
+from triton_gemm.selection import generation
 from triton_gemm.selection.select import Selection
 
 SPLIT = (96, 160, 8192)  # so few tiles that K is split, on any GPU
@@ -269,8 +270,7 @@ def test_programs_that_wait_do_not_keep_out_those_they_wait_for() -> None:
 
 def test_threads() -> None:
     """Each on a stream of its own, some on new problems: selection, compiling and caches under contention."""
-    plan.PLANS.clear()
-    api._fast.calls.clear()
+    generation.advance()
     shapes = [
         *(SPLIT, (104, 160, 8192), PLAIN, (1, 4096, 4096), (4096, 1, 4104), (300, 257, 129), (64, 64, 64)),
         (8, 8, 0),

@@ -20,12 +20,12 @@ from tests.gpu.runtime.test_plan_gpu import PLAIN, SPLIT, assert_right, pair, ra
 from tests.support.epilogue_truth import expected
 from tests.support.processes import printed
 from tests.support.threads import at_once
-from triton_gemm.functional import api
 from triton_gemm.hardware.device import device_info
 from triton_gemm.kernels import portable
 from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.ladder import LADDER
 from triton_gemm.runtime import plan, step, workspace
+from triton_gemm.selection import generation
 from triton_gemm.selection.select import Selection
 
 two_gpus = pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
@@ -59,8 +59,7 @@ def test_new_shapes_in_sixteen_threads() -> None:
     outs = [empty(a, b) for a, b in pairs]
     for (a, b), c in zip(pairs, outs, strict=True):
         triton_gemm.matmul(a, b, out=c)
-    plan.PLANS.clear()
-    api._fast.calls.clear()
+    generation.advance()
     in_fresh_threads(
         *(lambda a=a, b=b, c=c: triton_gemm.matmul(a, b, out=c) for (a, b), c in zip(pairs, outs, strict=True))
     )
@@ -83,8 +82,8 @@ def test_sixty_four_threads_on_one_plan() -> None:
 @pytest.mark.parametrize("problems", [1, 16])
 def test_sixteen_threads_compile_each_problem_once(problems: int) -> None:
     """At the first use of one problem, or of one each, of other layouts, dtypes and sizes."""
+    generation.advance()
     plan.PLANS.clear()
-    api._fast.calls.clear()
     operands = []
     for i in range(16):
         kind = i % problems
@@ -134,8 +133,7 @@ def test_a_workspace_that_does_not_fit() -> None:
     shared = Selection(Algorithm("portable", portable.CONFIGS["half"][0], 3), "by a test")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "selection_for", lambda *_, **__: shared)
-        plan.PLANS.clear()
-        api._fast.calls.clear()
+        generation.advance()
         first = triton_gemm.matmul(a, b)
         workspace._workspaces.clear()
         with pytest.MonkeyPatch.context() as too_large:
@@ -145,8 +143,7 @@ def test_a_workspace_that_does_not_fit() -> None:
                     triton_gemm.matmul(a, b, out=c)
         assert not workspace._workspaces
         triton_gemm.matmul(a, b, out=c)
-    plan.PLANS.clear()
-    api._fast.calls.clear()
+    generation.advance()
     assert torch.equal(c, first)
 
 
@@ -154,8 +151,7 @@ def test_an_interruption_while_it_compiles() -> None:
     """The next call compiles again, in whatever thread."""
     a, b = pair((648, 1096, 520))
     c = empty(a, b)
-    plan.PLANS.clear()
-    api._fast.calls.clear()
+    generation.advance()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step.kits, "code_of", lambda *_: None)
         patch.setattr(step, "compiled", interrupted)
