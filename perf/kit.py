@@ -142,9 +142,10 @@ def _keys_of(pair: tuple[Call, str]) -> list[tuple[str, ...]]:
     return [tuple(option) for option in options_of(*pair)]
 
 
-def needed(seed: int) -> list[tuple[Call, str, list[tuple[str, ...]]]]:
-    """Each call once per GPU, with the keys of its options. All cores look for them, by processes."""
-    pairs = [(call, gpu) for call in calls(seed) for gpu in GPUS]
+def needed(seed: int, part: tuple[int, int] = (1, 1)) -> list[tuple[Call, str, list[tuple[str, ...]]]]:
+    """Each call once per GPU, with the keys of its options; of how many parts of the calls which. All cores look for
+    them, by processes."""
+    pairs = [(call, gpu) for call in calls(seed) for gpu in GPUS][part[0] - 1 :: part[1]]
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
         found = pool.map(_keys_of, pairs, chunksize=100)
         return [(*one, keys) for one, keys in zip(pairs, found, strict=True)]
@@ -205,7 +206,7 @@ def with_other_bits(of: kit.Kit, part: tuple[int, int]) -> list[str]:
     seen: set[str] = set()
     same, refused, other = 0, 0, []
     with forms.of_kits():
-        pairs = needed(SEED)[part[0] - 1 :: part[1]]  # by processes, so before there is a context
+        pairs = needed(SEED, part)  # by processes, so before there is a context
         device = torch.device("cuda", torch.cuda.current_device())
         for call, gpu, options in pairs:
             for keys, selection in zip(options, selections_of(call, gpu), strict=True):
