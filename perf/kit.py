@@ -19,9 +19,10 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -39,7 +40,7 @@ from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels import forms
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import kit, kit_build, kits, policies
+from triton_gemm.runtime import kit, kit_build, kits, policies, stand_ins
 from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.runtime.precompile import Compilable
 from triton_gemm.selection.select import Selection
@@ -172,18 +173,34 @@ def chosen(count: int, seed: int = SEED) -> Option:
     return {key: launches[key] for key in heaviest}
 
 
-def served(keys: Collection[str], seed: int) -> list[list[formats.Cell]]:
-    """Of each group of GEMMs their number, and the share that needs no other kernel: by the model's choice, and by
-    that or its ties."""
-    found: dict[str, list[tuple[bool, bool]]] = {}
-    for call, _, options in needed(seed):
-        there = [all(key in keys for key in option) for option in options]
-        for group in call.groups:
-            found.setdefault(group, []).append((there[0], any(there)))
+def served(keys: Iterable[str], seed: int) -> list[list[formats.Cell]]:
+    """Of each group of GEMMs their number, and the share that needs no other kernel: by the model's choice, by that or
+    its ties, or until its own kernel is compiled by a stand-in."""
+    pairs = [(call, gpu) for call in calls(seed) for gpu in GPUS]
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        ranks = pool.map(partial(_rank, frozenset(keys)), pairs, chunksize=100)
+        found: dict[str, list[int]] = {}
+        for (call, gpu), rank in zip(pairs, ranks, strict=True):
+            for group in (*call.groups, gpu):
+                found.setdefault(group, []).append(rank)
     return [
-        [group, len(of), *(f"{100 * sum(x[i] for x in of) / len(of):.0f} %" for i in (0, 1))]
+        [group, len(of), *(f"{100 * sum(x <= most for x in of) / len(of):.0f} %" for most in range(3))]
         for group, of in found.items()
     ]
+
+
+def _rank(keys: frozenset[str], pair: tuple[Call, str]) -> int:
+    """0 where kernels of these keys serve a call's choice, 1 a tie, 2 a stand-in, 3 none."""
+    call, gpu = pair
+    device, selections = named_device(gpu), selections_of(call, gpu)
+
+    def is_there(selection: Selection) -> bool:
+        return keys >= kit_build.compilables(device, call.problem, selection).keys()
+
+    found = next((i for i, selection in enumerate(selections) if is_there(selection)), None)
+    if found is not None:
+        return min(found, 1)
+    return 3 - any(is_there(x) for x in stand_ins.alike(call.problem, selections[0], device, (), True))
 
 
 def verified(of: kit.Kit) -> list[str]:
@@ -270,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stale = [key for key in found.kernels if not found.is_current(key)]
         print(f"{shown(given.out)}: {len(found.kernels)} kernels, {len(stale)} of them stale")
         if given.served:
-            head = "GEMMs", "number", "served by the choice", "or a tie"
+            head = "GEMMs", "number", "served by the choice", "or a tie", "or a stand-in"
             print(formats.table(head, served(found.kernels, given.served)))
         differ = verified(found) if given.verify else []
         for key in differ:

@@ -29,6 +29,7 @@ def matrix_without_memory(
     shape: tuple[int, ...], order: str, dtype: torch.dtype, pad: int = 0, offset: int = 0
 ) -> torch.Tensor:
     """On `meta`, as `matrix` has it."""
+    torch.empty(shape, dtype=dtype, device="meta")  # says so where a matrix would be too large
     return matrix(partial(torch.empty, dtype=dtype, device="meta"), shape, order, pad, offset)
 
 

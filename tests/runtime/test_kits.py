@@ -20,15 +20,17 @@ from triton_gemm.compat import MachineCode
 from triton_gemm.functional import routing
 from triton_gemm.hardware import driver
 from triton_gemm.hardware.device import DeviceInfo
+from triton_gemm.hardware.device_model import model_of
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels import forms
+from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import fingerprint
 from triton_gemm.reporting.explanation import explain
 from triton_gemm.runtime import binaries, kit, kits, native_file, plan, policies, step
 from triton_gemm.selection import generation
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import Selection, illegal, launches, ranked, select
+from triton_gemm.selection.select import Selection, given, illegal, launches, predicted, ranked, select
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 from triton_gemm.tables import files
@@ -316,13 +318,19 @@ def write_kit_of(*selections: Selection, problem: GemmProblem = SQUARE, device: 
     generation.advance_models()
 
 
+def compiled_us() -> float:
+    """What the choice is predicted to take in the forms of the installed Triton."""
+    algorithm = select(SQUARE, HOPPER).algorithm
+    return predicted(SQUARE, Candidate(given(SQUARE, algorithm), algorithm), model_of(HOPPER))
+
+
 def test_of_ties_the_choice_is_what_a_kit_has(caplog: pytest.LogCaptureFixture) -> None:
     """A candidate of the same bits that is predicted to be about as fast, unless the kit has the model's choice."""
     (first_us, first), *others = ties()
     without = policies.choose(SQUARE, HOPPER)
     assert not without.kit
     near = [x for us, x in others if us <= kits.TIES * first_us]
-    far = next(x for us, x in others if us > kits.TIES * first_us)
+    far = next(x for us, x in others if us > max(kits.TIES * first_us, compiled_us()))
     assert near, "an example without ties"
     with forms.of_kits():
         assert [x.algorithm for x in kits.ties(SQUARE, HOPPER, first)] == [x.algorithm for x in (first, *near)]
@@ -380,6 +388,21 @@ def test_an_older_triton_runs_what_it_cannot_compile(older_triton: None) -> None
     assert launches(CLUSTERED, found) == made
     assert kits.holds(CLUSTERED, H100, found) and not kits.holds(CLUSTERED, H100, without)
     assert candidates(CLUSTERED, H100, policies.by_model(CLUSTERED, H100))[0] == found
+
+
+@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
+def test_an_older_triton_runs_what_is_as_fast_as_its_own(older_triton: None) -> None:
+    """A kit's kernel is chosen unless the installed Triton compiles one that is predicted to be faster."""
+    without = policies.choose(SQUARE, HOPPER)
+    (first_us, _), *others = ties()
+    between = [x for us, x in others if kits.TIES * first_us < us <= compiled_us()]
+    slower = next(x for us, x in others if us > max(kits.TIES * first_us, compiled_us()))
+    assert between, "an example in which clusters save nothing"
+    write_kit_of(between[-1])
+    found = policies.choose(SQUARE, HOPPER)
+    assert found.algorithm == between[-1].algorithm and found.kit
+    write_kit_of(slower)
+    assert policies.choose(SQUARE, HOPPER) == without
 
 
 @pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")

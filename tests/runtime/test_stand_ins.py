@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.fake_compiler import ROWS, SPLIT, Gpu, K, N, available, call, operands, own, planned
+from tests.support.fake_compiler import ROWS, SPLIT, Gpu, K, N, available, call, operands, own, own_jobs, planned
 from tests.support.table_fakes import HOPPER
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import background, binaries, plan, stand_ins
+from triton_gemm.runtime import background, binaries, kits, plan, stand_ins
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, given, illegal, predicted
 
@@ -110,6 +110,61 @@ def test_a_batch_invariant_product_stands_in_within_its_class(gpu: Gpu) -> None:
             made.append(one.first_calls.stand_in.selection)
             assert bit_class(one.problem, made[-1]) == bit_class(one.problem, one.selection)
     assert made
+
+
+def kit_of(patch: pytest.MonkeyPatch, *held: object, others: tuple[str, ...] = ()) -> None:
+    """A kit of these binaries is used, which the installed Triton compiled, or another version."""
+    patch.setattr(kits, "used", lambda _: ["a kit"])
+    patch.setattr(kits, "others", lambda _: [*others])
+    patch.setattr(kits, "holds", lambda problem, device, x: {*held}.issuperset(binaries.identities(device, problem, x)))
+
+
+def a_slower_one(made: plan.GemmPlan) -> Selection:
+    """In the class of bits of a plan's choice."""
+    *_, found = stand_ins.alike(made.problem, made.selection, HOPPER, (), True)
+    assert found.algorithm != made.selection.algorithm
+    return found
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_kit_s_kernel_stands_in(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, invariant: bool) -> None:
+    """Nothing waits: neither for the compiler nor for the hash of Triton's files, though its cache has the kernel."""
+    made = planned(ROWS[0])
+    if invariant:
+        made.selection = plan.policies.choose(made.problem, HOPPER, invariant=True)
+        made = plan.GemmPlan(made.problem, made.selection, torch.device("cpu"), background.FirstCalls(HOPPER))
+    held = binaries.identities(HOPPER, made.problem, a_slower_one(made))
+    kit_of(monkeypatch, *held)
+    gpu.hashed = False
+    gpu.cached.update(own(made))
+    call(made)
+    assert gpu.ran == [*held] and not gpu.compiler.jobs and gpu.hashing == 1
+    call(made)
+    assert gpu.ran == [*held] * 2 and own_jobs(gpu, made) and not gpu.waited[1:]
+    gpu.hashed = True
+    gpu.end()
+    call(made)
+    assert gpu.ran[2:] == own(made) and background.counts == {"stand-in": 1}
+
+
+def test_without_a_stand_in_a_call_waits_for_the_hash(gpu: Gpu) -> None:
+    """Of Triton's files, and not for the compiler. A call that must not wait does for neither."""
+    first, second = planned(ROWS[0]), planned(ROWS[1])
+    gpu.hashed = False
+    gpu.cached.update([*own(first), *own(second)])
+    with background.first_calls("raise"), pytest.raises(background.WouldWaitError):
+        call(first)
+    assert not gpu.ran and gpu.hashing == 1
+    call(second)
+    assert gpu.ran == own(second) and not gpu.waited and background.counts == {"raised": 1, "loaded": 1}
+
+
+def test_another_triton_s_kit_does_not_stand_in(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bits were never compared with those of what the installed one compiles."""
+    made = planned(ROWS[0])
+    kit_of(monkeypatch, *binaries.identities(HOPPER, made.problem, a_slower_one(made)), others=("3.8",))
+    call(made)
+    assert gpu.ran == gpu.waited == own(made)
 
 
 def test_few_configurations_are_compared() -> None:

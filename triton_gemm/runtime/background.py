@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 
 from .. import arguments
-from ..compat import INTERPRETED, cache_folder
+from ..compat import INTERPRETED, cache_folder, hash_triton_in_background, is_triton_hashed
 from ..hardware.device import DeviceInfo
 from . import stand_ins
 from .binaries import identities
@@ -62,9 +62,10 @@ class FirstCalls:
         with _lock:
             self.available = _available.setdefault(device.capability, Available())
         self.wanted: Wanted | None = None  # the plan's own binaries, from its first call on
+        self.looked = False  # into Triton's cache, at the first call
         self.seen = -1  # `stand_ins.changes` when it was last decided what calls run on
         self.stand_in: GemmPlan | None = None
-        self.compared = 0  # binaries that were available when a stand-in was looked for
+        self.compared = -1  # binaries that were available when a stand-in was looked for; before, there may be a kit's
         self.changing = threading.RLock()  # a handler of signals may multiply, too
 
     @property
@@ -90,7 +91,9 @@ class FirstCalls:
             if self.wanted is None and not _can_cache():
                 counts["waited"] += 1
                 return None
-            wanted = self.wanted or self._begin(plan, mode)
+            wanted = self.wanted or self._begin(plan, mode, operands)
+            if plan.compiled:
+                return None
             self._look(plan, wanted)
             stand_in = self.stand_in
             wanted.by_python += 1
@@ -107,7 +110,8 @@ class FirstCalls:
         """Whether the call runs on the plan's own kernels: they are loaded here if they may be in Triton's cache, which
         is so at the first call and after a change, and compiled by the call if a worker did so in vain."""
         if self.wanted is None:
-            if loaded := plan.load(*operands):
+            self.looked = is_triton_hashed()
+            if loaded := plan.load(*operands, cached=self.looked):
                 counts["loaded"] += 1
             return loaded
         if self.wanted.error == "":
@@ -116,12 +120,20 @@ class FirstCalls:
         is_there = is_new and self.available.binaries.issuperset(self.wanted.binaries)
         return is_there and plan.load(*operands)
 
-    def _begin(self, plan: GemmPlan, mode: Mode) -> Wanted:
-        """What the plan waits for from its first call on. Counts what that call does."""
+    def _begin(self, plan: GemmPlan, mode: Mode, operands: Sequence[torch.Tensor]) -> Wanted:
+        """What the plan waits for from its first call on, unless that finds it in Triton's cache, for which it waits
+        where there is no stand-in. Counts what that call does."""
+        if not self.looked:
+            hash_triton_in_background()
         job = plan.problem, plan.selection
         self.wanted = self.available.want(identities(self.device, *job), _compiler(plan, self.device), job)
         self._look(plan, self.wanted)
-        outcome = "stand-in" if self.stand_in is not None else "waited" if mode == "wait" else "raised"
+        if self.stand_in is not None:
+            outcome = "stand-in"
+        elif mode != "wait":
+            outcome = "raised"
+        else:
+            outcome = "loaded" if not self.looked and plan.load(*operands) else "waited"
         counts[outcome] += 1
         log.debug("first call of %s: %s", plan.selection, outcome)
         return self.wanted

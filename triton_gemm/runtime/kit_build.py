@@ -202,11 +202,14 @@ def _compiled(
     found: dict[str, kit.Kernel] = {}
     failures: list[str] = []
     progress(0, len(launches))
+    kernels = {key: launch.kernel for key, (launch, _) in launches.items()}
+    # Before threads compile: Python 3.11 may fail to parse in one thread while another one does.
+    sources = {kernel: kit.sources_of(kernel) for kernel in dict.fromkeys(kernels.values())}
     with without_lines():
         for done, (key, job) in enumerate(compile_each(launches, capability, cache, workers), 1):
-            kernel = launches[key][0].kernel
+            kernel = kernels[key]
             try:
-                found[key] = kit.Kernel(machine_code(job.result()), kit.sources_of(kernel))
+                found[key] = kit.Kernel(machine_code(job.result()), sources[kernel])
             except Exception as error:  # the compiler's, of one of many
                 failures.append(f"{kernel.__name__}: {error_line(error)}")
             progress(done, len(launches))

@@ -100,28 +100,42 @@ def contents(capability: tuple[int, int]) -> str:
 
 @generation.of_models(4096)
 def choice(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
-    """The model's choice in the forms of kits (`forms`), or the first of its `ties`, of which kits hold all kernels."""
+    """The model's choice in the forms of kits (`forms`), or the first of its `ties`, of which kits hold all kernels.
+    Where the installed Triton is not the kits', a candidate may take as long as what that would compile instead."""
     if not used(device.capability):
         return None
+    alone = problem.to_choose_for()
     try:
-        by_model = remembered(problem.to_choose_for(), device, True)
+        by_model = remembered(alone, device, True)
+        limit_us = _predicted(alone, device, remembered(alone, device)) if others(device.capability) else 0.0
     except RuntimeError:  # there is none
         return None
     with forms.of_kits():
-        return next((found for found in ties(problem, device, by_model) if holds(problem, device, found)), None)
+        found = ties(problem, device, by_model, limit_us)
+        return next((selection for selection in found if holds(problem, device, selection)), None)
 
 
-def ties(problem: GemmProblem, device: DeviceInfo, by_model: Selection) -> Iterator[Selection]:
+def ties(problem: GemmProblem, device: DeviceInfo, by_model: Selection, limit_us: float = 0.0) -> Iterator[Selection]:
     """The model's choice, then legal candidates of its class of bits that are predicted to take at most TIES times as
-    long, the fastest first. All are marked as a kit's."""
+    long, or `limit_us`, the fastest first. All are marked as a kit's."""
     yield replace(by_model, kit=True)
-    alone, wanted = problem.to_choose_for(), bit_class(problem, by_model)
-    best = predicted(alone, Candidate(given(alone, by_model.algorithm), by_model.algorithm), model_of(device))
-    for time_us, (_, algorithm) in within(alone, device, TIES * best):
-        own = Candidate(given(problem, algorithm), algorithm)
-        other = algorithm != by_model.algorithm and bit_class(problem, own) == wanted
-        if other and illegal(problem, device, own) is None:
-            yield replace(Selection.of(own, about(time_us, problem, device)), kit=True)
+    wanted = bit_class(problem, by_model)
+    limit_us = max(limit_us, TIES * _predicted(problem.to_choose_for(), device, by_model))
+    for time_us, candidate in ranked_within(problem, device, limit_us):
+        other = candidate.algorithm != by_model.algorithm and bit_class(problem, candidate) == wanted
+        if other and illegal(problem, device, candidate) is None:
+            yield replace(Selection.of(candidate, about(time_us, problem, device)), kit=True)
+
+
+def ranked_within(problem: GemmProblem, device: DeviceInfo, limit_us: float) -> Iterator[tuple[float, Candidate]]:
+    """`within`, of a problem that may store what its activation is applied to, which no choice depends on."""
+    for time_us, (_, algorithm) in within(problem.to_choose_for(), device, limit_us):
+        yield time_us, Candidate(given(problem, algorithm), algorithm)
+
+
+def _predicted(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> float:
+    own = Candidate(given(problem, selection.algorithm), selection.algorithm)
+    return predicted(problem, own, model_of(device))
 
 
 def holds(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> bool:

@@ -95,10 +95,11 @@ class GemmPlan(PlanOfProblem):
             step.compile(named)
         self._is_compiled()
 
-    def load(self, *operands: torch.Tensor) -> bool:
-        """As `compile`, where kits or Triton's cache have all kernels and no thread compiles them; whether so."""
+    def load(self, *operands: torch.Tensor, cached: bool = True) -> bool:
+        """As `compile`, where kits or Triton's cache have all kernels and no thread compiles them; whether so. cached:
+        look into Triton's cache, too, which takes a second where Triton was not hashed yet."""
         named = self._named(operands)
-        if not all(step.load(named) for step in self.steps):
+        if not all(step.load(named, cached) for step in self.steps):
             return False
         self._is_compiled()
         return True

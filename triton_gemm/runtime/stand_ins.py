@@ -1,12 +1,14 @@
-"""Fallback kernels, called stand-ins, which run until a product's own kernel is compiled. A stand-in is loaded or in
-Triton's cache, gives the same bits as the product's own kernel, and is predicted to be fast enough."""
+"""Fallback kernels, called stand-ins, which run until a product's own kernel is compiled. A stand-in is loaded, in a
+kit or in Triton's cache, gives the same bits as the product's own kernel, and is predicted to be fast enough."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from ctypes import c_int64
 from itertools import count
+from operator import itemgetter
 from weakref import WeakValueDictionary
 
 from ..compat import free_in_children
@@ -18,6 +20,7 @@ from ..selection import batch_invariance
 from ..selection.bit_classes import bit_class
 from ..selection.of_configs import OfKernel, of_configs
 from ..selection.select import Selection, given, illegal, predicted_or_inf
+from . import kits
 from .binaries import identities
 from .compiling import Compiler
 
@@ -114,19 +117,32 @@ class Available:
         where it would be too slow."""
         with lock:
             configs = dict(self.configs)
-        if selection.batch_invariant:
-            candidates = [x for x in batch_invariance.ranked(problem, device) if x[1].algorithm[:2] in configs]
-        else:
-            parts = None if problem.arithmetic.exact else parts_of(selection.work)
-            candidates = [x for of_one in of_configs(problem, device, configs, parts) for x in of_one]
-        candidates.sort(key=lambda one: one[0])
-        own = Candidate(given(problem, selection.algorithm), selection.algorithm)
-        own_us = predicted_or_inf(problem, own, model_of(device))
-        wanted, limit = bit_class(problem, selection), max(own_us * SLOWER, own_us + LOST_US)
-        for time_us, candidate in candidates:
-            in_class = time_us <= limit and bit_class(problem, candidate) == wanted
-            if in_class and illegal(problem, device, candidate) is None:
-                stand_in = Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
-                if self.binaries.issuperset(identities(device, problem, stand_in)):
-                    return stand_in
+        # What another Triton compiled was never compared with what the installed one compiles in a class of bits.
+        of_kits = bool(kits.used(device.capability)) and not kits.others(device.capability)
+        for stand_in in alike(problem, selection, device, configs, of_kits):
+            binaries = identities(device, problem, stand_in)
+            if self.binaries.issuperset(binaries) or (of_kits and kits.holds(problem, device, stand_in)):
+                return stand_in
         return None
+
+
+def alike(
+    problem: GemmProblem, selection: Selection, device: DeviceInfo, configs: Collection[OfKernel], of_kits: bool
+) -> Iterator[Selection]:
+    """Candidates in the class of bits of a selection that may stand in for it, the fastest first: of configurations
+    and, for `of_kits`, all that the model knows of and a kit may have."""
+    own = Candidate(given(problem, selection.algorithm), selection.algorithm)
+    own_us = predicted_or_inf(problem, own, model_of(device))
+    wanted, limit = bit_class(problem, selection), max(own_us * SLOWER, own_us + LOST_US)
+    if selection.batch_invariant:
+        every = batch_invariance.ranked(problem, device)
+        candidates = [x for x in every if of_kits or x[1].algorithm[:2] in configs]
+    else:
+        parts = None if problem.arithmetic.exact else parts_of(selection.work)
+        candidates = [x for of_one in of_configs(problem, device, configs, parts) for x in of_one]
+        if of_kits and own_us < math.inf:
+            candidates += kits.ranked_within(problem, device, own_us * SLOWER)
+    for time_us, candidate in sorted(candidates, key=itemgetter(0)):
+        in_class = time_us <= limit and bit_class(problem, candidate) == wanted
+        if in_class and illegal(problem, device, candidate) is None:
+            yield Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")

@@ -159,11 +159,12 @@ class Step:
             if self.call is None and not self._from_kit(operands):
                 self._load(machine_code(compiled(self.launch, operands, SCALARS)))
 
-    def load(self, operands: Mapping[str, torch.Tensor]) -> bool:
-        """As `compile`, where a kit or Triton's cache has the kernel and no thread compiles it; whether that is so."""
+    def load(self, operands: Mapping[str, torch.Tensor], cached: bool = True) -> bool:
+        """As `compile`, where a kit or Triton's cache has the kernel and no thread compiles it; whether that is so.
+        cached: look into Triton's cache, too, which takes a second where Triton was not hashed yet."""
         if self.call is None and self.compiling.acquire(blocking=False):
             try:
-                if self.call is None and not self._from_kit(operands):
+                if self.call is None and not self._from_kit(operands) and cached:
                     kernel = compiled_before(self.launch, operands, SCALARS)
                     if kernel is not None:
                         self._load(machine_code(kernel))
