@@ -50,6 +50,7 @@ from triton_gemm.suites.shapes import Shape
 from triton_gemm.tuning.operands import operands
 
 GPUS = ("h100", "h200")
+OTHER_GPUS = ("h100-pcie", "h20")  # with other numbers of multiprocessors, which it is held to
 CAPABILITY = (9, 0)
 FILE = kits.SHIPPED / kits.NAMES[CAPABILITY]
 TRITON = "3.9.0"  # that compiles it
@@ -60,6 +61,11 @@ DRAWN_AGAIN = 20  # one of so many kernels is compiled again
 DRAWN = {"prefill": 600, "decode": 600, "mid": 300, "square": 50, "shortk": 100, "bigk": 100, "small": 150}
 DRAWN |= {"layouts": 50, "batched": 50}
 LAYERS = 200  # of models, with drawn rows, each forward with its epilogues and backward
+# Of models that the kit is held to: N and K of the linear layers, as Hugging Face's configurations have them.
+UNSEEN = {
+    "gemma-2-9b": ((4096, 3584), (2048, 3584), (3584, 4096), (14336, 3584), (3584, 14336)),
+    "mistral-small-24b": ((4096, 5120), (1024, 5120), (5120, 4096), (32768, 5120), (5120, 32768)),
+}
 MODES = {"bf16": 1.0, "fp16": 0.5, "tf32": 0.1, "ieee": 0.05, "bf16x6": 0.02, "fp8": 0.05, "fp8 fast": 0.1}
 HALVES = ("bf16", "fp16")
 LISTED, FORWARD, BACKWARD, OTHERS = 4.0, 3.0, 1.5, 1.0  # weights of one GEMM
@@ -77,35 +83,36 @@ class Call:
 
 
 def calls(seed: int) -> Iterator[Call]:
-    """What the kit is chosen for, or with another seed held to."""
+    """What the kit is chosen for, or with another seed held to: a quarter as many drawn GEMMs, and other models."""
     random = Random(seed)
     for name, number in DRAWN.items():
-        for shape in unseen(SUITES[name], seed, number):
+        for shape in unseen(SUITES[name], seed, number if seed == SEED else max(1, number // 4)):
             yield from in_modes(shape, OTHERS, "plain")
     for suite in SUITES.values() if seed == SEED else ():
         for shape in suite.shapes if suite.mode is None else ():
             yield from in_modes(replace(shape, weights=0, trained=False), LISTED, "plain")
-    weights = sorted({(x.N, x.K) for name in ("prefill", "decode", "llm") for x in SUITES[name].shapes})
+    known = sorted({(x.N, x.K) for name in ("prefill", "decode", "llm") for x in SUITES[name].shapes})
     for _ in range(LAYERS):
-        N, K = random.choice(weights)
+        model = "" if seed == SEED else random.choice([*UNSEEN])
+        N, K = random.choice(UNSEEN[model] if model else known)
         M = max(1, min(8192, round(2 ** random.uniform(0, 13))))
         if M > 64 and random.random() < 0.7:
             M -= M % 64
         for epilogue, often in EPILOGUES.items():
             for mode in HALVES:
                 problem = with_epilogue(gemm_problem(Shape(M, N, K, layout="nt"), mode), epilogue)
-                yield Call(problem, FORWARD * often * MODES[mode], groups_of(problem, mode, epilogue))
+                yield Call(problem, FORWARD * often * MODES[mode], groups_of(problem, mode, epilogue, model))
         for back in (Shape(M, K, N), Shape(N, K, M, layout="tn")):
-            yield from in_modes(back, BACKWARD, "backward", HALVES)
+            yield from in_modes(back, BACKWARD, "backward", HALVES, model)
 
 
-def in_modes(shape: Shape, weight: float, what: str, modes: Sequence[str] = ()) -> Iterator[Call]:
+def in_modes(shape: Shape, weight: float, what: str, modes: Sequence[str] = (), model: str = "") -> Iterator[Call]:
     """Calls of a shape in these modes, by default in all."""
     for mode in modes or MODES:
         if shape.batch is None or "fp8" not in mode:
             of = replace(shape, layout="nt") if "fp8" in mode else shape
             problem = gemm_problem(replace(of, scales="tensor" if "fp8" in mode else None), mode)
-            yield Call(problem, weight * MODES[mode], groups_of(problem, mode, what))
+            yield Call(problem, weight * MODES[mode], groups_of(problem, mode, what, model))
 
 
 def with_epilogue(problem: GemmProblem, epilogue: str) -> GemmProblem:
@@ -118,10 +125,10 @@ def with_epilogue(problem: GemmProblem, epilogue: str) -> GemmProblem:
     return problem if epilogue == "plain" else replace(problem, activation=epilogue)
 
 
-def groups_of(problem: GemmProblem, mode: str, epilogue: str) -> tuple[str, ...]:
+def groups_of(problem: GemmProblem, mode: str, epilogue: str, model: str) -> tuple[str, ...]:
     rows = "1 row" if problem.M == 1 else next(f"to {n} rows" for n in (16, 64, 512, 4096, 1 << 40) if n >= problem.M)
     order = "".join("n" if x.strides[2] == 1 else "t" for x in (problem.a, problem.b))
-    return "all", rows.replace(f"to {1 << 40}", "more"), mode, order, epilogue
+    return tuple(filter(None, ("all", rows.replace(f"to {1 << 40}", "more"), mode, order, model, epilogue)))
 
 
 Option = dict[str, Compilable]  # a candidate's launches, by the keys of their kernels
@@ -176,12 +183,12 @@ def chosen(count: int, seed: int = SEED) -> Option:
 def served(keys: Iterable[str], seed: int) -> list[list[formats.Cell]]:
     """Of each group of GEMMs their number, and the share that needs no other kernel: by the model's choice, by that or
     its ties, or until its own kernel is compiled by a stand-in."""
-    pairs = [(call, gpu) for call in calls(seed) for gpu in GPUS]
+    pairs = [(call, gpu) for call in calls(seed) for gpu in (*GPUS, *OTHER_GPUS)]
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
         ranks = pool.map(partial(_rank, frozenset(keys)), pairs, chunksize=100)
         found: dict[str, list[int]] = {}
         for (call, gpu), rank in zip(pairs, ranks, strict=True):
-            for group in (*call.groups, gpu):
+            for group in (*(call.groups if gpu in GPUS else ()), f"{gpu}, {named_device(gpu).num_sms} SMs"):
                 found.setdefault(group, []).append(rank)
     return [
         [group, len(of), *(f"{100 * sum(x <= most for x in of) / len(of):.0f} %" for most in range(3))]
