@@ -2,8 +2,9 @@
 
 What it holds is chosen by use: GEMMs of the suites' models and drawn ones of every regime, in the choices for an H100
 and an H200, with the dtypes, epilogues and derivatives that models use. Of each kernel the weights of the GEMMs that
-need it are added up, and the COUNT heaviest kernels are compiled, or kept from the file. Of candidates that are
-predicted to tie, the one whose kernels most other GEMMs can use is taken.
+need it are added up. Of candidates that are predicted to tie, the one whose kernels most other GEMMs can use is taken.
+COUNT kernels are compiled, or kept from the file: the heaviest, and one of STAND_INS as a stand-in for GEMMs that would
+wait for the compiler without it.
 
 --served SEED prints the share of other GEMMs that need no other kernel. --verify recompiles a random 5 % of the kernels
 and compares their machine code. Building and these two run with Triton 3.9; pip installs it into build/drift if it is
@@ -37,10 +38,11 @@ from perf.common.files import shown
 from perf.drift import toolchain
 from perf.measure.environment import ROOT
 from triton_gemm.cli.words import problem_text
+from triton_gemm.compat import without_lines
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels import forms
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import kit, kit_build, kits, policies, stand_ins
+from triton_gemm.runtime import kit, kit_build, kits, policies, precompile, stand_ins
 from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.runtime.precompile import Compilable
 from triton_gemm.selection.select import Selection
@@ -55,7 +57,8 @@ CAPABILITY = (9, 0)
 FILE = kits.SHIPPED / kits.NAMES[CAPABILITY]
 TRITON = "3.9.0"  # that compiles it
 CACHE = ROOT / "build" / "kit"  # Triton's cache, of kernels without lines
-COUNT, SEED = 1200, 1
+COUNT, STAND_INS, SEED = 1500, 6, 1
+SAMPLED = 2  # of so many GEMMs that would wait, one is looked at
 DRAWN_AGAIN = 20  # one of so many kernels is compiled again
 # Of 2,000 drawn GEMMs.
 DRAWN = {"prefill": 600, "decode": 600, "mid": 300, "square": 50, "shortk": 100, "bigk": 100, "small": 150}
@@ -173,11 +176,84 @@ def chosen(count: int, seed: int = SEED) -> Option:
     for call, _, options in every:
         for key in max(options, key=lambda keys: min(votes[key] for key in keys)):  # of equals the first
             weights[key] = weights.get(key, 0.0) + call.weight
-    heaviest = sorted(weights, key=weights.__getitem__, reverse=True)[:count]
+    heaviest = sorted(weights, key=weights.__getitem__, reverse=True)
+    have = frozenset(heaviest[: count - count // STAND_INS])
+    waiting = [(call, gpu) for call, gpu, options in every if not any(have.issuperset(keys) for keys in options)]
+    more = for_stand_ins(waiting[::SAMPLED], have, count - len(have))
+    found = list(dict.fromkeys((*heaviest[: len(have)], *more, *heaviest)))[:count]
     launches: Option = {}
-    for pair in dict.fromkeys(origin[key] for key in heaviest):
+    for pair in dict.fromkeys(origin[key] for key in found if key in origin):
         launches |= {key: of for option in options_of(*pair) for key, of in option.items()}
-    return {key: launches[key] for key in heaviest}
+    for pair in dict.fromkeys(pair for key, pair in more.items() if key not in launches):
+        for option in stand_in_options(*pair):
+            launches |= option
+    return {key: launches[key] for key in found}
+
+
+def stand_in_options(call: Call, gpu: str) -> Iterator[Option]:
+    """The launches of each candidate that may stand in for a call's choice."""
+    device = named_device(gpu)
+    for selection in stand_ins.alike(call.problem, selections_of(call, gpu)[0], device, (), True):
+        yield kit_build.compilables(device, call.problem, selection)
+
+
+def for_stand_ins(pairs: Sequence[tuple[Call, str]], have: frozenset[str], count: int) -> dict[str, tuple[Call, str]]:
+    """At most `count` kernels, each with a call of these that has a stand-in with it, beside those that there are. One
+    after another the kernel is taken with which the most weight of calls has its first stand-in."""
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        lacking = list(pool.map(partial(_lacking, have), pairs, chunksize=20))
+    calls_of: dict[str, list[int]] = {}
+    for i, keys in enumerate(lacking):
+        for key in keys:
+            calls_of.setdefault(key, []).append(i)
+    gains = {key: sum(pairs[i][0].weight for i in of) for key, of in calls_of.items()}
+    found: dict[str, tuple[Call, str]] = {}
+    served: set[int] = set()
+    while len(found) < count and gains and gains[best := max(gains, key=gains.__getitem__)] > 1e-6:
+        found[best] = pairs[calls_of[best][0]]
+        for i in set(calls_of[best]) - served:
+            for key in lacking[i]:
+                gains[key] -= pairs[i][0].weight
+        served.update(calls_of[best])
+    return found
+
+
+def _lacking(have: frozenset[str], pair: tuple[Call, str]) -> tuple[str, ...]:
+    """The kernels each of which is all that a stand-in for a call lacks; none where one lacks nothing."""
+    found: dict[str, None] = {}
+    for option in stand_in_options(*pair):
+        lacking = option.keys() - have
+        if not lacking:
+            return ()
+        if len(lacking) == 1:
+            found |= dict.fromkeys(lacking)
+    return tuple(found)
+
+
+def compile_ahead(file: Path, launches: Option) -> None:
+    """Leaves what a file lacks in Triton's cache, by a process a core: threads wait for one another in the compiler."""
+    try:
+        held = kit.read(file)
+        missing = [key for key in launches if key not in held.kernels or not held.is_current(key)]
+    except (OSError, kit.DamagedError):
+        missing = [*launches]
+    fork = get_context("fork")
+    with ProcessPoolExecutor(mp_context=fork, initializer=_take, initargs=(launches,)) as pool:
+        for done, _ in enumerate(pool.map(_compile, missing), 1):
+            progress(done, len(missing))
+
+
+_launches: Option = {}  # of a process of `compile_ahead`
+
+
+def _take(launches: Option) -> None:
+    _launches.update(launches)
+
+
+def _compile(key: str) -> None:
+    with without_lines():
+        for _ in precompile.compile_each({key: _launches[key]}, CAPABILITY, CACHE, 1):
+            pass  # what fails does so again when the kit is built, which says it
 
 
 def served(keys: Iterable[str], seed: int) -> list[list[formats.Cell]]:
@@ -207,7 +283,7 @@ def _rank(keys: frozenset[str], pair: tuple[Call, str]) -> int:
     found = next((i for i, selection in enumerate(selections) if is_there(selection)), None)
     if found is not None:
         return min(found, 1)
-    return 3 - any(is_there(x) for x in stand_ins.alike(call.problem, selections[0], device, (), True))
+    return 3 - any(keys >= option.keys() for option in stand_in_options(call, gpu))
 
 
 def verified(of: kit.Kit) -> list[str]:
@@ -233,8 +309,12 @@ def with_other_bits(of: kit.Kit, part: tuple[int, int]) -> list[str]:
         pairs = needed(SEED, part)  # by processes, so before there is a context
         device = torch.device("cuda", torch.cuda.current_device())
         for call, gpu, options in pairs:
-            for keys, selection in zip(options, selections_of(call, gpu), strict=True):
-                if not of.kernels.keys() >= set(keys) or seen.issuperset(keys):
+            selections: Iterable[Selection] = selections_of(call, gpu)
+            if not any(of.kernels.keys() >= set(keys) for keys in options):
+                selections = stand_ins.alike(call.problem, selections_of(call, gpu)[0], named_device(gpu), (), True)
+            for selection in selections:
+                keys = kit_build.compilables(named_device(gpu), call.problem, selection).keys()
+                if not of.kernels.keys() >= keys or seen.issuperset(keys):
                     continue
                 seen.update(keys)
                 by_kit = output(call.problem, selection, device, of.capability)
@@ -304,7 +384,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"other bits than compiled: {text}", file=sys.stderr)
         return int(bool(stale or differ or other))
     try:
-        built = kit_build.build(given.out, chosen(given.count), CAPABILITY, cache=CACHE, progress=progress)
+        launches = chosen(given.count)
+        compile_ahead(given.out, launches)
+        built = kit_build.build(given.out, launches, CAPABILITY, cache=CACHE, progress=progress)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,11 @@ from triton_gemm.kernels import forms
 from triton_gemm.runtime import kit, kit_build
 
 SEEDS = 5, 6
+
+
+def in_turn(function: Any, values: Any, **_: Any) -> Any:
+    """In the place of a pool of processes, which see no fakes."""
+    return map(function, values)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +52,7 @@ def test_what_is_called() -> None:
 
 def test_the_heaviest_kernels_are_chosen() -> None:
     every, some = (command.chosen(count, SEEDS[0]) for count in (10**6, 10))
-    assert list(every)[:10] == list(some) and len(every) > 20
+    assert list(every)[:9] == list(some)[:9] and len(some) == 10 and len(every) > 20
     needed = command.needed(SEEDS[0])
     assert all(keys[0] for _, _, keys in needed)
     assert len(needed) == 2 * len(list(command.calls(SEEDS[0])))
@@ -59,8 +65,26 @@ def test_of_ties_a_kernel_that_others_need_is_chosen(monkeypatch: pytest.MonkeyP
     options["c"] = [{"two": 3, "shared": 2}]
     monkeypatch.setattr(command, "GPUS", ("h100",))
     monkeypatch.setattr(command, "calls", lambda _: calls)
+    monkeypatch.setattr(command, "for_stand_ins", lambda *_: {})
     monkeypatch.setattr(command, "options_of", lambda call, _: options[call.groups[0]])
     assert command.chosen(9) == {"shared": 2, "two": 3} and command.chosen(1) == {"shared": 2}
+
+
+def test_some_are_chosen_as_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the most calls lack, which would wait without: of what one lacks, one is enough."""
+    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda **_: nullcontext(SimpleNamespace(map=in_turn)))
+    options: dict[str, list[dict[str, Any]]] = {
+        "a": [{"x": 1}, {"y": 1}],
+        "b": [{"y": 1, "had": 1}],
+        "c": [{"had": 1}, {"x": 1}],
+        "d": [{"two": 1, "more": 1}, {"z": 1}],
+    }
+    calls = [command.Call(None, weight, (name,)) for name, weight in zip("abcd", (1.0, 2.0, 9.0, 0.5), strict=True)]  # type: ignore[arg-type]
+    monkeypatch.setattr(command, "stand_in_options", lambda call, _: options[call.groups[0]])
+    pairs = [(call, "h100") for call in calls]
+    found = command.for_stand_ins(pairs, frozenset({"had"}), 9)
+    assert found == {"y": pairs[0], "z": pairs[3]}
+    assert list(command.for_stand_ins(pairs, frozenset({"had"}), 1)) == ["y"]
 
 
 def test_the_share_that_is_served() -> None:
@@ -89,6 +113,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
     monkeypatch.setattr(kit_build, "build", build)
     monkeypatch.setattr(command, "chosen", lambda count: dict(list(launches.items())[:count]))
+    monkeypatch.setattr(command, "compile_ahead", lambda *_: None)
     assert command.main(["--out", str(file), "--count", "7"]) == 0
     assert len(asked["launches"]) == 7 and asked["cache"] == command.CACHE
     assert "1 kernels, 1 compiled" in capsys.readouterr().out
@@ -96,6 +121,21 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "1 kernels, 0 of them stale" in (out := capsys.readouterr().out) and "swiglu" in out
     monkeypatch.setattr(kit, "source_hash", lambda _: "changed")
     assert command.main(["--check", "--out", str(file)]) == 1 and "1 of them stale" in capsys.readouterr().out
+
+
+def test_what_a_file_lacks_is_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into the cache that the kit is built from."""
+    every = command.chosen(10**6, SEEDS[0])
+    launches = {key: of for key, of in every.items() if of[0].kernel.__name__ == "skinny_kernel"}
+    launches = dict(list(launches.items())[:2])
+    monkeypatch.setattr(command, "CACHE", tmp_path / "cache")
+    command.compile_ahead(tmp_path / "some.kit", launches)
+    assert len(list((tmp_path / "cache").rglob("*.cubin"))) == 2
+    kit_build.build(tmp_path / "some.kit", launches, (9, 0), cache=command.CACHE)
+    assert len(list((tmp_path / "cache").rglob("*.cubin"))) == 2
+    monkeypatch.setattr(command, "CACHE", tmp_path / "other")
+    command.compile_ahead(tmp_path / "some.kit", launches)
+    assert not list(tmp_path.glob("other/*"))
 
 
 def test_bits_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

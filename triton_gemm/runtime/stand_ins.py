@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterator
 from ctypes import c_int64
+from heapq import merge
 from itertools import count
 from operator import itemgetter
 from weakref import WeakValueDictionary
@@ -27,6 +28,7 @@ from .compiling import Compiler
 Job = tuple[GemmProblem, Selection]  # as workers take it
 # A stand-in may be predicted to take so many times as long as the product's own kernel,
 SLOWER = 1.5
+SLOWER_OF_KITS = 1.25, 5.0  # likewise, of kits' kernels; where the first finds none, up to the second
 LOST_US = 5_000.0  # or so many microseconds longer, which is less than waiting for the compiler
 COMPARED = 32  # configurations at most that are considered for a stand-in; two or three take a millisecond
 ORDERED_FROM = 2  # calls that need a kernel, so that what is called once is not compiled
@@ -133,16 +135,24 @@ def alike(
     and, for `of_kits`, all that the model knows of and a kit may have."""
     own = Candidate(given(problem, selection.algorithm), selection.algorithm)
     own_us = predicted_or_inf(problem, own, model_of(device))
-    wanted, limit = bit_class(problem, selection), max(own_us * SLOWER, own_us + LOST_US)
+    wanted = bit_class(problem, selection)
     if selection.batch_invariant:
-        every = batch_invariance.ranked(problem, device)
-        candidates = [x for x in every if of_kits or x[1].algorithm[:2] in configs]
+        ranked = batch_invariance.ranked(problem, device)
+        loaded = [x for x in ranked if of_kits or x[1].algorithm[:2] in configs]
     else:
         parts = None if problem.arithmetic.exact else parts_of(selection.work)
-        candidates = [x for of_one in of_configs(problem, device, configs, parts) for x in of_one]
-        if of_kits and own_us < math.inf:
-            candidates += kits.ranked_within(problem, device, own_us * SLOWER)
-    for time_us, candidate in sorted(candidates, key=itemgetter(0)):
-        in_class = time_us <= limit and bit_class(problem, candidate) == wanted
-        if in_class and illegal(problem, device, candidate) is None:
+        loaded = [x for of_one in of_configs(problem, device, configs, parts) for x in of_one]
+    limit = max(own_us * SLOWER, own_us + LOST_US)
+    within_limit = sorted((x for x in loaded if x[0] <= limit), key=itemgetter(0))
+    every = merge(within_limit, _of_kits(problem, device, own_us) if of_kits else (), key=itemgetter(0))
+    for _, candidate in every:
+        if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
             yield Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
+
+
+def _of_kits(problem: GemmProblem, device: DeviceInfo, own_us: float) -> Iterator[tuple[float, Candidate]]:
+    """What a kit may have, the fastest first. Slow ones are looked for last, as that takes longer."""
+    before = 0.0
+    for slower in SLOWER_OF_KITS if own_us < math.inf else ():
+        yield from (x for x in kits.ranked_within(problem, device, own_us * slower) if x[0] > before)
+        before = own_us * slower
