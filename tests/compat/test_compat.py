@@ -649,7 +649,7 @@ def _hash_triton() -> None:
     compat.hash_triton_in_background()
     _, found = compat.hash_triton()  # waits for the thread, or the thread for this
     compiled()
-    assert key.cache_info().misses == 1 and key.cache_info().hits > 0 and found == key() and compat.is_triton_hashed()
+    assert key.cache_info().misses == 1 and key.cache_info().hits > 0 and found == key()
 
 
 def _set_triton_hash() -> None:
@@ -711,7 +711,7 @@ TESTED_NAMES = {
     "_sizes": "differ may_differ",
     "_forward": "differentiates_forward dual forward_grad_enabled",
     "_backward": "context_of_backward backward_here",
-    "_hash_triton": "hash_triton hash_triton_in_background is_triton_hashed",
+    "_hash_triton": "hash_triton hash_triton_in_background",
     "_products": "int_mm scaled_mm",
     "_launching": "loading",
     "_machine_code": "MachineCode machine_code",

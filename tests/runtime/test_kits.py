@@ -297,14 +297,14 @@ def test_triton_is_not_hashed_where_kits_are(
 SQUARE = gemm_problem(Shape(2048, 2048, 2048), "bf16")
 
 
-def ties() -> list[tuple[float, Selection]]:
+def ties(problem: GemmProblem = SQUARE, device: DeviceInfo = HOPPER) -> list[tuple[float, Selection]]:
     """Legal candidates of the choice's class of bits in the forms of kits, the fastest first."""
     with forms.of_kits():
-        wanted = bit_class(SQUARE, select(SQUARE, HOPPER))
+        wanted = bit_class(problem, select(problem, device))
         return [
             (us, replace(Selection.of(candidate, "made"), kit=True))
-            for us, candidate in ranked(SQUARE, HOPPER)
-            if bit_class(SQUARE, candidate) == wanted and illegal(SQUARE, HOPPER, candidate) is None
+            for us, candidate in ranked(problem, device)
+            if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None
         ]
 
 
@@ -318,10 +318,10 @@ def write_kit_of(*selections: Selection, problem: GemmProblem = SQUARE, device: 
     generation.advance_models()
 
 
-def compiled_us() -> float:
+def compiled_us(problem: GemmProblem = SQUARE, device: DeviceInfo = HOPPER) -> float:
     """What the choice is predicted to take in the forms of the installed Triton."""
-    algorithm = select(SQUARE, HOPPER).algorithm
-    return predicted(SQUARE, Candidate(given(SQUARE, algorithm), algorithm), model_of(HOPPER))
+    algorithm = select(problem, device).algorithm
+    return predicted(problem, Candidate(given(problem, algorithm), algorithm), model_of(device))
 
 
 def test_of_ties_the_choice_is_what_a_kit_has(caplog: pytest.LogCaptureFixture) -> None:
@@ -393,16 +393,18 @@ def test_an_older_triton_runs_what_it_cannot_compile(older_triton: None) -> None
 @pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 def test_an_older_triton_runs_what_is_as_fast_as_its_own(older_triton: None) -> None:
     """A kit's kernel is chosen unless the installed Triton compiles one that is predicted to be faster."""
-    without = policies.choose(SQUARE, HOPPER)
-    (first_us, _), *others = ties()
-    between = [x for us, x in others if kits.TIES * first_us < us <= compiled_us()]
-    slower = next(x for us, x in others if us > max(kits.TIES * first_us, compiled_us()))
+    problem = gemm_problem(Shape(712, 1264, 4976), "bf16")  # one wave, in which clusters share loads
+    without = policies.choose(problem, H100)
+    (first_us, _), *others = ties(problem, H100)
+    own_us = compiled_us(problem, H100)
+    between = [x for us, x in others if kits.TIES * first_us < us <= own_us]
+    slower = next(x for us, x in others if us > max(kits.TIES * first_us, own_us))
     assert between, "an example in which clusters save nothing"
-    write_kit_of(between[-1])
-    found = policies.choose(SQUARE, HOPPER)
+    write_kit_of(between[-1], problem=problem, device=H100)
+    found = policies.choose(problem, H100)
     assert found.algorithm == between[-1].algorithm and found.kit
-    write_kit_of(slower)
-    assert policies.choose(SQUARE, HOPPER) == without
+    write_kit_of(slower, problem=problem, device=H100)
+    assert policies.choose(problem, H100) == without
 
 
 @pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")

@@ -128,33 +128,32 @@ def a_slower_one(made: plan.GemmPlan) -> Selection:
 
 @pytest.mark.parametrize("invariant", [False, True])
 def test_a_kit_s_kernel_stands_in(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, invariant: bool) -> None:
-    """Nothing waits: neither for the compiler nor for the hash of Triton's files, though its cache has the kernel."""
+    """Nothing waits: neither for the compiler nor for Triton's first look into its cache, which has the kernel."""
     made = planned(ROWS[0])
     if invariant:
         made.selection = plan.policies.choose(made.problem, HOPPER, invariant=True)
         made = plan.GemmPlan(made.problem, made.selection, torch.device("cpu"), background.FirstCalls(HOPPER))
     held = binaries.identities(HOPPER, made.problem, a_slower_one(made))
     kit_of(monkeypatch, *held)
-    gpu.hashed = False
+    gpu.warm = False
     gpu.cached.update(own(made))
     call(made)
-    assert gpu.ran == [*held] and not gpu.compiler.jobs and gpu.hashing == 1
+    assert gpu.ran == [*held] and not gpu.compiler.jobs
     call(made)
     assert gpu.ran == [*held] * 2 and own_jobs(gpu, made) and not gpu.waited[1:]
-    gpu.hashed = True
     gpu.end()
     call(made)
     assert gpu.ran[2:] == own(made) and background.counts == {"stand-in": 1}
 
 
-def test_without_a_stand_in_a_call_waits_for_the_hash(gpu: Gpu) -> None:
-    """Of Triton's files, and not for the compiler. A call that must not wait does for neither."""
+def test_without_a_stand_in_a_call_looks_into_the_cache(gpu: Gpu) -> None:
+    """It waits for that, and not for the compiler. A call that must not wait waits for neither."""
     first, second = planned(ROWS[0]), planned(ROWS[1])
-    gpu.hashed = False
+    gpu.warm = False
     gpu.cached.update([*own(first), *own(second)])
     with background.first_calls("raise"), pytest.raises(background.WouldWaitError):
         call(first)
-    assert not gpu.ran and gpu.hashing == 1
+    assert not gpu.ran
     call(second)
     assert gpu.ran == own(second) and not gpu.waited and background.counts == {"raised": 1, "loaded": 1}
 

@@ -65,7 +65,7 @@ class Gpu:
     """In the place of Triton's compiler and cache, kits, the driver and a Hopper GPU.
 
     cached: binaries on disk; waited: those that a call has compiled; ran: those that were launched, one after another;
-    hashed: whether Triton's files are, by which it finds what is on disk; hashing: how often that was begun.
+    warm: whether Triton was asked for a kernel before.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ class Gpu:
         self.waited: list[object] = []
         self.ran: list[object] = []
         self.capturing = False
-        self.hashed, self.hashing = True, 0
+        self.warm = True
         self.compiler = take_workers(patch)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         for name, value in {
@@ -86,8 +86,7 @@ class Gpu:
         patch.setattr(step.kits, "code_of", lambda *_: None)
         patch.setattr(step, "compiled", self.compile)
         patch.setattr(step, "compiled_before", self.load)
-        patch.setattr(background, "is_triton_hashed", lambda: self.hashed)
-        patch.setattr(background, "hash_triton_in_background", self.hash)
+        patch.setattr(background, "is_warm", lambda: self.warm)
         patch.setattr(step, "machine_code", lambda binary: binary)
         ran = self.ran.append
         patch.setattr(step.Step, "_load", lambda made, binary: setattr(made, "call", lambda *_: ran(binary)))
@@ -96,9 +95,6 @@ class Gpu:
     def load(self, launch: Any, operands: Any, _: object) -> object:
         binary = binaries.identity(launch, operands)
         return binary if binary in self.cached else None
-
-    def hash(self) -> None:
-        self.hashing += 1
 
     def compile(self, launch: Any, operands: Any, _: object) -> object:
         binary = binaries.identity(launch, operands)

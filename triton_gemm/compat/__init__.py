@@ -63,7 +63,6 @@ from .compiler import (
     from_cache,
     hash_triton,
     hash_triton_in_background,
-    is_triton_hashed,
     set_triton_hash,
     without_lines,
 )
@@ -150,7 +149,6 @@ __all__ = [
     "increment_versions",
     "int_mm",
     "interpreting",
-    "is_triton_hashed",
     "is_wrapper",
     "launch_hooks",
     "library_of",

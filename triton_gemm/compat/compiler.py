@@ -27,7 +27,6 @@ from .locks import free_in_children
 
 _Result = TypeVar("_Result")
 _hashing = free_in_children(threading.RLock())
-_is_hashed = False
 _hashing_in: set[int] = set()  # ids of the processes (parent, forked children) that have started the hashing thread
 
 
@@ -223,16 +222,8 @@ def forget_compiled(kernels: Iterable[JITFunction[Any]]) -> None:
 def hash_triton() -> tuple[str, str]:
     """Triton's version, and its hash of its own files, which is part of every key of its cache. The first call in a
     process reads half a gigabyte, which takes a second or two. Other threads wait for it."""
-    global _is_hashed
     with _hashing:
-        found = triton.__version__, triton_cache.triton_key()
-        _is_hashed = True
-        return found
-
-
-def is_triton_hashed() -> bool:
-    """Whether `hash_triton` returns at once."""
-    return _is_hashed
+        return triton.__version__, triton_cache.triton_key()
 
 
 def hash_triton_in_background() -> None:
@@ -252,11 +243,9 @@ def hash_triton_in_background() -> None:
 def set_triton_hash(found: tuple[str, str]) -> None:
     """Makes `hash_triton` return another process's result, if that has the same version of Triton. Triton's own process
     pools do so too. Two builds of one version are not told apart."""
-    global _is_hashed
     version, key = found
     if version == triton.__version__:
         triton_cache.triton_key = lambda: key
-        _is_hashed = True
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from ..compat import compiling, from_cache, hash_triton
 from ..config import OPTIONS
 
 MAX_SIZE = 2**31 - 512  # of M, N, K and of the grid: kernels count tiles in 32 bits
+_is_warm = False
 FP8 = {torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5}
 
 
@@ -156,4 +156,18 @@ def _warmup(
     arguments, options = materialise(launch, operands, scalars), launch.options
     if triton.knobs.runtime.debug and operands["a"].dtype == torch.int8:
         options = {**options, "sanitize_overflow": False}  # sums wrap, and TRITON_DEBUG=1 would assert that they do not
-    return partial(launch.kernel.warmup, *arguments.values(), grid=launch.grid, **options)
+
+    def warmup() -> Any:
+        global _is_warm
+        try:
+            return launch.kernel.warmup(*arguments.values(), grid=launch.grid, **options)
+        finally:
+            _is_warm = True
+
+    return warmup
+
+
+def is_warm() -> bool:
+    """Whether Triton was asked for a kernel before. The first time takes up to a second, even for one in its cache:
+    Triton hashes its own files and asks ptxas for its version."""
+    return _is_warm

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 
 from .. import arguments
-from ..compat import INTERPRETED, cache_folder, hash_triton_in_background, is_triton_hashed
+from ..compat import INTERPRETED, cache_folder
 from ..hardware.device import DeviceInfo
+from ..kernels.launch import is_warm
 from . import stand_ins
 from .binaries import identities
 from .compiling import Compiler, ranks
@@ -110,7 +111,7 @@ class FirstCalls:
         """Whether the call runs on the plan's own kernels: they are loaded here if they may be in Triton's cache, which
         is so at the first call and after a change, and compiled by the call if a worker did so in vain."""
         if self.wanted is None:
-            self.looked = is_triton_hashed()
+            self.looked = is_warm()
             if loaded := plan.load(*operands, cached=self.looked):
                 counts["loaded"] += 1
             return loaded
@@ -123,8 +124,6 @@ class FirstCalls:
     def _begin(self, plan: GemmPlan, mode: Mode, operands: Sequence[torch.Tensor]) -> Wanted:
         """What the plan waits for from its first call on, unless that finds it in Triton's cache, for which it waits
         where there is no stand-in. Counts what that call does."""
-        if not self.looked:
-            hash_triton_in_background()
         job = plan.problem, plan.selection
         self.wanted = self.available.want(identities(self.device, *job), _compiler(plan, self.device), job)
         self._look(plan, self.wanted)

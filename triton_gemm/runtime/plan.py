@@ -97,7 +97,7 @@ class GemmPlan(PlanOfProblem):
 
     def load(self, *operands: torch.Tensor, cached: bool = True) -> bool:
         """As `compile`, where kits or Triton's cache have all kernels and no thread compiles them; whether so. cached:
-        look into Triton's cache, too, which takes a second where Triton was not hashed yet."""
+        look into Triton's cache, too, which takes a second the first time."""
         named = self._named(operands)
         if not all(step.load(named, cached) for step in self.steps):
             return False

@@ -161,7 +161,7 @@ class Step:
 
     def load(self, operands: Mapping[str, torch.Tensor], cached: bool = True) -> bool:
         """As `compile`, where a kit or Triton's cache has the kernel and no thread compiles it; whether that is so.
-        cached: look into Triton's cache, too, which takes a second where Triton was not hashed yet."""
+        cached: look into Triton's cache, too, which takes a second the first time."""
         if self.call is None and self.compiling.acquire(blocking=False):
             try:
                 if self.call is None and not self._from_kit(operands) and cached:
