@@ -566,14 +566,16 @@ def test_warmup_says_what_was_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path
     def fake(problems: Any, devices: Any, **how: Any) -> precompile.Precompiled:
         asked.update(how, problems=problems, devices=[device.name for device in devices])
         how["progress"](1, 2)
-        return precompile.Precompiled(3, 1, len(problems), tmp_path, 4.2, failures, launcher="there is no C compiler")
+        return precompile.Precompiled(
+            3, 1, len(problems), tmp_path, 4.2, failures, driver_module="there is no C compiler"
+        )
 
     failures: tuple[str, ...] = ()
     monkeypatch.setattr(cli.warmup, "precompile", fake)
     shapes = ("--shapes", "512x1024x2048,2x16x32x64", "--dtype", "fp16")
     shown = words_of("warmup", *shapes, "--arch", "sm_90", "--out", tmp_path)
     assert "3 kernels for 2 GEMMs" in shown and "1 compiled in 4 s, 2 were compiled before" in shown
-    assert "the launcher: there is no C compiler" in shown
+    assert "Triton's driver module: there is no C compiler" in shown
     assert "launches repeated calls: TRITON_GEMM_NATIVE is 0" in shown
     hoppers = ["NVIDIA H20", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "sm_90"]
     assert asked["devices"] == hoppers and asked["cache"] == tmp_path

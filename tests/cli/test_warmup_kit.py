@@ -112,10 +112,10 @@ def test_each_way_to_name_products(way: str, tmp_path: Path, monkeypatch: pytest
 def test_neither_a_compiler_nor_a_folder_of_caches_is_needed(
     file: Path, made: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher and the extension are not built."""
+    """Triton's driver module and the extension are not built."""
     for name, value in (("PATH", ""), ("CC", ""), ("HOME", "/dev/null"), ("TRITON_CACHE_DIR", "/dev/null")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(precompile, "build_launcher", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(precompile, "build_driver_module", Mock(side_effect=AssertionError))
     monkeypatch.setattr(native_build, "ahead", Mock(side_effect=AssertionError))
     shown = words_of(*CALL, tmp_path / "other.kit")
     assert f"2 kernels, 0.01 MB, in {tmp_path / 'other.kit'} 2 compiled in " in shown

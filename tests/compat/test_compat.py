@@ -664,16 +664,16 @@ def _set_triton_hash() -> None:
     assert (compat.hash_triton(), compiled()[1].hash) == before
 
 
-def _build_launcher() -> None:
+def _build_driver_module() -> None:
     version = tuple(map(int, triton.__version__.split(".")[:2]))
-    assert compat.LAUNCHER_NAMES_DRIVER is (version >= (3, 8))
+    assert compat.MODULE_NAMES_DRIVER is (version >= (3, 8))
     if compat.c_compiler() is None:
         return
     with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_LIBCUDA_PATH", cache)
         compat.building.nvidia.libcuda_dirs.cache_clear()
         try:
-            assert compat.build_launcher(cache=cache) is None
+            assert compat.build_driver_module(cache=cache) is None
         finally:
             compat.building.nvidia.libcuda_dirs.cache_clear()
         assert list(Path(cache).rglob("cuda_utils*.so"))
@@ -702,7 +702,7 @@ TESTED_NAMES = {
     "_autotuner": "Autotuner",
     "_clusters": "CLUSTERS",
     "_tested": "TESTED",
-    "_build_launcher": "build_launcher c_compiler LAUNCHER_NAMES_DRIVER",
+    "_build_driver_module": "build_driver_module c_compiler MODULE_NAMES_DRIVER",
     "_caches": "cache_folder caching_in",
     "_elsewhere": "compilations compiling_for Compiling compiling forget_compiled",
     "_capture": "JITFunction compile_kernel",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from triton_gemm.hardware import driver
-from triton_gemm.runtime.step import StepOfEntry
+from triton_gemm.runtime.step import DriverLaunch
 
 
 class FakeDriver:
@@ -225,8 +225,8 @@ def test_parameters_have_the_bytes_that_the_driver_says(monkeypatch: pytest.Monk
     assert driver.parameter_sizes(12) is None
 
 
-def entry(**changes: Any) -> StepOfEntry:
-    plain = StepOfEntry(12, (8, 4, 2), 128, 50_000, 1, False, False, b"", (), (), (), (), ())
+def entry(**changes: Any) -> DriverLaunch:
+    plain = DriverLaunch(12, (8, 4, 2), 128, 50_000, 1, False, False, b"", (), (), (), (), ())
     return plain._replace(**changes)
 
 

@@ -142,10 +142,13 @@ def test_no_c_compiler(here: bool, status: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(doctor, "c_compiler", lambda: None)
     found = the_one("compiler", "no C compiler")
     assert found.status == status and "warmup" in found.do
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor.kits, "exist", lambda: True)
+        assert the_one("compiler", "no C compiler").status == "note", "kits have most kernels"
     built = tmp_path / "cache" / "KEY" / "cuda_utils.so"
     built.parent.mkdir(parents=True)
     built.touch()
-    assert "a launcher is in Triton's cache" in the_one("compiler", "no C compiler").says
+    assert "driver module is in its cache" in the_one("compiler", "no C compiler").says
     monkeypatch.setattr(doctor, "c_compiler", lambda: "/absent/cc")
     assert "/absent/cc: No such file" in look("compiler")[0].says
 

@@ -65,7 +65,7 @@ with (
             step.compile(operands)
 print(json.dumps(found))
 """
-# For a process without a C compiler and with a driver that does nothing: Triton loads its launcher.
+# For a process without a C compiler and with a driver that does nothing: Triton loads its driver module.
 LOAD = """
 import triton
 from triton.backends.nvidia.driver import CudaUtils
@@ -175,10 +175,10 @@ def test_other_selections_are_compiled_as_well(cache: Path, made: precompile.Pre
 
 
 @pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("nm")), reason="makes a driver's library with GCC")
-def test_the_launcher_needs_no_compiler_where_it_was_built(cache: Path, made: precompile.Precompiled) -> None:
-    assert made.launcher is None
-    (launcher,) = cache.rglob("cuda_utils*.so")
-    undefined = subprocess.run(["nm", "-D", "--undefined-only", launcher], capture_output=True, text=True, check=True)
+def test_the_driver_module_needs_no_compiler_where_it_was_built(cache: Path, made: precompile.Precompiled) -> None:
+    assert made.driver_module is None
+    (module,) = cache.rglob("cuda_utils*.so")
+    undefined = subprocess.run(["nm", "-D", "--undefined-only", module], capture_output=True, text=True, check=True)
     names = [line.split()[-1] for line in undefined.stdout.splitlines() if line.split()[-1].startswith("cu")]
     driver = cache / "driver"
     driver.mkdir()
@@ -191,17 +191,17 @@ def test_the_launcher_needs_no_compiler_where_it_was_built(cache: Path, made: pr
         printed(LOAD, TRITON_CACHE_DIR=str(cache / "empty"), **surroundings)
 
 
-def test_why_there_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_why_there_is_no_driver_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
     monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
     compat.building.nvidia.libcuda_dirs.cache_clear()
     try:
-        assert "no-compiler" in str(compat.build_launcher(cache=tmp_path))
+        assert "no-compiler" in str(compat.build_driver_module(cache=tmp_path))
     finally:
         compat.building.nvidia.libcuda_dirs.cache_clear()
     monkeypatch.delenv("CC")
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert compat.build_launcher() == "there is no C compiler: set CC, or install gcc"
+    assert compat.build_driver_module() == "there is no C compiler: set CC, or install gcc"
 
 
 class Crowded:
@@ -230,7 +230,7 @@ def test_what_fails_while_others_compile_is_compiled_again_by_itself(
 ) -> None:
     """Wherever it is compiled: ahead of time, or in the threads of a tuner."""
     problems = [problem_of(), problem_of(1, 1024, 1024), problem_of(17, 33, 65), problem_of(100, 60, 40)]
-    monkeypatch.setattr(precompile, "build_launcher", lambda *_: None)
+    monkeypatch.setattr(precompile, "build_driver_module", lambda *_: None)
     crowded = Crowded()
     monkeypatch.setattr(compat.JITFunction, "warmup", crowded.warmup)
     assert precompile.precompile(problems, [HOPPER], cache=tmp_path, workers=4).failures == ()
@@ -285,7 +285,7 @@ def test_it_says_what_it_could_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_
         raise ValueError("ptxas\ndied")
 
     monkeypatch.setattr(precompile, "compiled", fails)
-    monkeypatch.setattr(precompile, "build_launcher", lambda *_: None)
+    monkeypatch.setattr(precompile, "build_driver_module", lambda *_: None)
     made = precompile.precompile([problem_of()], [device_of_capability((7, 5)), HOPPER], cache=tmp_path)
     assert made.kernels == 0 and len(made.failures) == 2
     assert "needs compute capability 8.0" in made.failures[0]
@@ -300,7 +300,7 @@ def test_what_cannot_be_described_is_one_failure(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(precompile, "launches_on", describe)
     monkeypatch.setattr(precompile, "compiled", lambda *_: None)
-    monkeypatch.setattr(precompile, "build_launcher", lambda *_: None)
+    monkeypatch.setattr(precompile, "build_driver_module", lambda *_: None)
     done: list[tuple[int, int]] = []
     problems = [problem_of(64), problem_of()]
     made = precompile.precompile(problems, [HOPPER], cache=tmp_path, progress=lambda *how: done.append(how))

@@ -32,7 +32,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Identities:
     """What tells those binaries apart that were compiled: nothing is."""
     found: Identities = set()
     monkeypatch.setattr(precompile, "compiled", lambda launch, given, _: found.add(binaries.identity(launch, given)))
-    monkeypatch.setattr(precompile, "build_launcher", lambda *_: None)
+    monkeypatch.setattr(precompile, "build_driver_module", lambda *_: None)
     return found
 
 

@@ -380,7 +380,7 @@ def test_a_beta_that_calls_do_not_change(driver: fake_driver.Driver) -> None:
     found = entry.with_beta(0.3)
     assert found._replace(parameters=entry.parameters) == entry
 
-    def decode(of: step.StepOfEntry) -> list[Any]:
+    def decode(of: step.DriverLaunch) -> list[Any]:
         kinds = zip((*types, "*i8", "*i8"), of.offsets, strict=True)
         return [decoded(x, of.parameters[at : at + size_of(x)]) for x, at in kinds]
 

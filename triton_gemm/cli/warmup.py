@@ -64,13 +64,13 @@ def warmup(
     `triton-gemm warmup --weights 4096x4096,28672x4096 --rows 1-8192 --device h200`
 
     Set `TRITON_CACHE_DIR=/opt/triton-cache` in the image: nothing is compiled at run time then, and no C compiler
-    is needed. It also builds Triton's launcher; with Triton 3.8 or later set `TRITON_LIBCUDA_PATH` for that, here
+    is needed. It also builds Triton's driver module; with Triton 3.8 or later set `TRITON_LIBCUDA_PATH` for that, here
     and in the image, to the folder that has libcuda.so.1 at run time, mostly /usr/lib/x86_64-linux-gnu. And it builds
     what `triton-gemm build` does, into your cache folder.
 
     With `--candidates same` a later `triton-gemm tune` on the GPU finds all of its candidates compiled.
 
-    `--kit` adds the kernels to one file instead, and builds neither launcher nor extension:
+    `--kit` adds the kernels to one file instead, and builds neither that module nor the extension:
 
     `triton-gemm warmup --shapes-from shapes.json --device h200 --kit /opt/triton_gemm/fleet.kit`
 
@@ -108,7 +108,7 @@ def warmup(
         lines = [
             f"{output.counted(made.kernels, 'kernel')} for {wanted} in {made.cache}",
             f"{made.compiled} compiled in {made.seconds:.0f} s, {made.kernels - made.compiled} were compiled before",
-            f"the launcher: {made.launcher or 'built'}",
+            f"Triton's driver module: {made.driver_module or 'built'}",
             f"the extension that launches repeated calls: {extension or 'built'}",
         ]
     else:

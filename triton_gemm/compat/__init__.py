@@ -47,7 +47,7 @@ from .autograd import (
     increment_versions,
     single_level_autograd,
 )
-from .building import LAUNCHER_NAMES_DRIVER, build_launcher, c_compiler
+from .building import MODULE_NAMES_DRIVER, build_driver_module, c_compiler
 from .compiler import (
     Compiling,
     JITFunction,
@@ -105,7 +105,7 @@ TESTED = {"torch": ((2, 11), (2, 15)), "Triton": ((3, 6), (3, 9))}
 __all__ = [
     "CLUSTERS",
     "INTERPRETED",
-    "LAUNCHER_NAMES_DRIVER",
+    "MODULE_NAMES_DRIVER",
     "TESTED",
     "Autotuner",
     "Compiling",
@@ -117,7 +117,7 @@ __all__ = [
     "backward_here",
     "before_withdrawal",
     "below_autograd",
-    "build_launcher",
+    "build_driver_module",
     "c_compiler",
     "cache_folder",
     "caching_in",

@@ -20,16 +20,16 @@ from .compiler import caching_in
 
 
 def c_compiler() -> str | None:
-    """The command of the C compiler that Triton builds its launcher with, or None."""
+    """The command of the C compiler that Triton builds its driver module with, or None."""
     return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
 
 
 # Up to Triton 3.7 what is built with a C compiler is found by its source alone; later also by the folders it was linked
 # in, of which one is the GPU driver's.
-LAUNCHER_NAMES_DRIVER: bool = hasattr(build, "compile_so_from_file")
+MODULE_NAMES_DRIVER: bool = hasattr(build, "compile_so_from_file")
 
 
-def build_launcher(cache: str | os.PathLike[str] | None = None) -> str | None:
+def build_driver_module(cache: str | os.PathLike[str] | None = None) -> str | None:
     """Builds the module by which Triton asks the driver, and which it wants even to compile, into its cache: with a C
     compiler but without a GPU's driver, so that a machine with a GPU needs no compiler. Why it cannot be built, or None
     once it is there.
@@ -42,7 +42,7 @@ def build_launcher(cache: str | os.PathLike[str] | None = None) -> str | None:
     try:
         folders = nvidia.libcuda_dirs()
     except (AssertionError, OSError, subprocess.CalledProcessError):
-        if LAUNCHER_NAMES_DRIVER:
+        if MODULE_NAMES_DRIVER:
             return "set TRITON_LIBCUDA_PATH, here and where the GPU is, to the folder that has libcuda.so.1 there"
         folders = []
     link: dict[str, Any] = {
@@ -54,7 +54,7 @@ def build_launcher(cache: str | os.PathLike[str] | None = None) -> str | None:
     with tempfile.TemporaryDirectory() as folder, caching_in(cache), _linking_in(folder):
         try:
             _make_stand_in(compiler, folder, source.read_text())
-            if LAUNCHER_NAMES_DRIVER:
+            if MODULE_NAMES_DRIVER:
                 build.compile_so_from_file(str(source), "cuda_utils", **link)
             else:
                 _build_unloaded("cuda_utils", source.read_text(), link)

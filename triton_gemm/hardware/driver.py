@@ -110,7 +110,7 @@ class Config(ctypes.Structure):
 
 
 def launch_config(step: Any) -> Config:
-    """Of a `runtime.step.StepOfEntry`, for `launch`."""
+    """Of a `runtime.step.DriverLaunch`, for `launch`."""
     attributes: list[tuple[int, tuple[int, ...]]] = []
     if step.pdl:
         attributes.append((6, (1,)))  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

@@ -206,7 +206,7 @@ def _kernels() -> Found:
 
 
 def _compiler() -> Found:
-    """GCC or Clang: Triton builds its launcher with it, once."""
+    """GCC or Clang: Triton builds its driver module with it, once."""
     command = c_compiler()
     built = next(cache_folder().glob("*/cuda_utils*.so"), None)
     problem = None
@@ -222,12 +222,13 @@ def _compiler() -> Found:
         except OSError as error:
             problem = f"{command}: {error.strerror}"
     if problem is None:
-        yield "good", f"{command} and Python's headers, with which Triton builds its launcher"
+        yield "good", f"{command} and Python's headers, with which Triton builds its driver module"
     elif built is not None:
-        yield "note", f"{problem}, but a launcher is in Triton's cache"
+        yield "note", f"{problem}, but Triton's driver module is in its cache"
     else:
         how = "install gcc and python3-dev, or run `triton-gemm warmup` where there are, and copy Triton's cache"
-        yield ("broken" if _has_gpu() else "note"), f"{problem}, and Triton needs one to build its launcher", how
+        says = f"{problem}, and Triton needs one to build its driver module, before it compiles kernels that no kit has"
+        yield ("broken" if _has_gpu() and not kits.exist() else "note"), says, how
 
 
 def _native() -> Found:

@@ -20,7 +20,7 @@ from .native_build import module as module
 from .native_build import possible as possible
 from .native_build import state as state
 from .native_build import why_not as why_not
-from .step import StepOfEntry
+from .step import DriverLaunch
 from .workspace import follow as follow_workspaces
 from .workspace import is_of_stream, workspace
 
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
     derivative: int
     activation: int
     calls: int
-    steps: tuple[StepOfEntry, ...]
+    steps: tuple[DriverLaunch, ...]
 
 
 def table(extension: Any, capacity: int) -> Any:

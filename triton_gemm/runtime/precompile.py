@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..compat import INTERPRETED, build_launcher, cache_folder, compilations, compiling_for, forget_compiled
+from ..compat import INTERPRETED, build_driver_module, cache_folder, compilations, compiling_for, forget_compiled
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import Launch, compiled
 from ..problem import GemmProblem
@@ -37,9 +37,9 @@ SELECTING_S = 0.1  # between two calls of `selecting`: a selection takes less th
 @dataclass(frozen=True)
 class Precompiled:
     """What was compiled. kernels: how many there are; compiled: of those, how many were not in the cache before;
-    problems: how many were given; failures: of problem or kernel, a sentence each; launcher: why Triton's launcher
-    was not built, so that the machine with the GPU needs a C compiler, or None; cache: the folder of Triton's cache;
-    seconds: that it took."""
+    problems: how many were given; failures: of problem or kernel, a sentence each; driver_module: why Triton's driver
+    module was not built, so that the machine with the GPU needs a C compiler, or None; cache: the folder of Triton's
+    cache; seconds: that it took."""
 
     kernels: int
     compiled: int
@@ -47,7 +47,7 @@ class Precompiled:
     cache: Path
     seconds: float
     failures: tuple[str, ...] = field(default=())
-    launcher: str | None = None
+    driver_module: str | None = None
 
 
 def compilables(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> dict[Hashable, Compilable]:
@@ -133,7 +133,7 @@ def precompile(
     invariants: Mapping[GemmProblem, Collection[bool | None]] = MappingProxyType({}),
 ) -> Precompiled:
     """Compiles what every problem would run on, on each of the devices, under the policy that counts here, and the
-    launcher that Triton builds with a C compiler. Choices that kits hold are not compiled.
+    driver module that Triton builds with a C compiler. Choices that kits hold are not compiled.
 
     devices: GPUs, here or not (`device_model.named_device`); cache: the folder that TRITON_CACHE_DIR will name, by
     default Triton's own; workers: threads, by default one for each core; progress: called with how many kernels are
@@ -168,5 +168,5 @@ def precompile(
         cache=Path(cache or cache_folder()),
         seconds=time.perf_counter() - begin,
         failures=tuple(dict.fromkeys(failures)),
-        launcher=build_launcher(cache),
+        driver_module=build_driver_module(cache),
     )

@@ -107,7 +107,7 @@ def _tensor_map(part: TensorMap, box: tuple[int, int, int, tuple[int, ...]]) -> 
     return driver.tensor_map(ANY_ADDRESS, element, nbytes, part.shape, part.strides, sides, swizzle)
 
 
-class StepOfEntry(NamedTuple):
+class DriverLaunch(NamedTuple):
     """What the driver launches, by Python or by C++, which reads these fields by their names (`compat/cpp/parse.h`).
 
     grid: in CTAs, of which `cluster` are a cluster; threads: of a CTA; shared: bytes; parameters and what follows: as
@@ -128,7 +128,7 @@ class StepOfEntry(NamedTuple):
     betas: tuple[tuple[int, int], ...]
     maps: tuple[tuple[int, int], ...]
 
-    def with_beta(self, beta: float) -> StepOfEntry:
+    def with_beta(self, beta: float) -> DriverLaunch:
         """The same with a beta that calls do not change."""
         packed = bytearray(self.parameters)
         for offset, size in self.betas:
@@ -149,7 +149,7 @@ class Step:
         self.launch, self.device, self.capability = launch, device, capability
         self.places = {name: place for place, name in enumerate(names[len(SCALARS) :])}
         self.call: Callable[[int, Sequence[Any]], None] | None = None
-        self.entry: StepOfEntry | None = None
+        self.entry: DriverLaunch | None = None
         self.compiling = threading.RLock()  # threads that call a new plan at once wait for one of them
 
     def compile(self, operands: Mapping[str, torch.Tensor]) -> None:
@@ -196,7 +196,7 @@ class Step:
             raise ValueError(f"the kernel's parameters have {sizes} bytes, not {parameters.sizes}")
         packed, offsets, _, *of_calls = parameters
         how = 32 * made.warps, made.shared, cluster, made.cooperative, made.pdl
-        self.entry = StepOfEntry(function, (x * made.ctas, y, z), *how, packed, offsets, *of_calls)
+        self.entry = DriverLaunch(function, (x * made.ctas, y, z), *how, packed, offsets, *of_calls)
         self.call = Launcher(self.entry, made.symbol, self.device)
 
 
@@ -220,7 +220,7 @@ class Launcher:
     """`launch(stream, values)` of a step, by Python. Threads may launch at once. Hooks on Triton's launches, which
     profilers set, are called."""
 
-    def __init__(self, entry: StepOfEntry, symbol: str, device: int) -> None:
+    def __init__(self, entry: DriverLaunch, symbol: str, device: int) -> None:
         self.entry, self.symbol, self.device = entry, symbol, device
         self.free: list[_Frame] = []  # that no thread is using
 
@@ -247,7 +247,7 @@ class Launcher:
 class _Frame:
     """What one launch at a time shows the driver: memory for its parameters, filled in place."""
 
-    def __init__(self, entry: StepOfEntry) -> None:
+    def __init__(self, entry: DriverLaunch) -> None:
         size = len(entry.parameters)
         self.memory = ctypes.create_string_buffer(size + driver.ALIGNMENT)
         first = -ctypes.addressof(self.memory) % driver.ALIGNMENT

@@ -58,7 +58,7 @@ asked = json.load(sys.stdin)
 asked["device"]["capability"] = tuple(asked["device"]["capability"])
 made = precompile([read(GemmProblem, x) for x in asked["problems"]], [DeviceInfo(**asked["device"])])
 assert made.failures == (), made.failures
-print(json.dumps({"kernels": made.kernels, "compiled": made.compiled, "launcher": made.launcher}))
+print(json.dumps({"kernels": made.kernels, "compiled": made.compiled, "module": made.driver_module}))
 """
 RUN = """
 import json
@@ -82,8 +82,8 @@ def test_a_gpu_compiles_nothing_after_compiling_ahead(tmp_path: Path) -> None:
     asked = json.dumps({"problems": problems, "device": asdict(current_device_info())})
     made = json.loads(python(COMPILE, asked, TRITON_CACHE_DIR=str(tmp_path / "cache"), CUDA_VISIBLE_DEVICES=""))
     assert made["kernels"] == made["compiled"] >= 6
-    assert made["launcher"] is None or c_compiler() is None
-    compiler = {"CC": "/bin/false"} if made["launcher"] is None else {}
+    assert made["module"] is None or c_compiler() is None
+    compiler = {"CC": "/bin/false"} if made["module"] is None else {}
     found = json.loads(python(RUN, TRITON_CACHE_DIR=str(tmp_path / "cache"), **compiler))
     missed = [kernel for kernel, there in found.items() if not there]
     assert len(found) == made["kernels"] and not missed, missed
