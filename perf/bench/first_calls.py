@@ -1,9 +1,9 @@
 """Measure the first calls of a process, with an empty compile cache: python -m perf.bench first-calls.
 
-Each scenario is a process of its own, which calls `linear` on 240 products and then calls them again until nothing is
-compiled any more. The record says how long calls take, which of them open a class of bits, and when the fastest kernels
-run. With --orders processes call the products in other orders instead: each must give the same bits. Exit status: 1 if
-bits differ, 2 for a mistake in the call, 130 if interrupted.
+Each scenario is a process of its own. It calls `linear` on 240 products, or on 40 of a weight that no suite has, and
+then calls them again until nothing is compiled any more. The record says how long calls take, which of them open a
+class of bits, and when the fastest kernels run. With --orders processes call the products in other orders instead: each
+must give the same bits. Exit status: 1 if bits differ, 2 for a mistake in the call, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ WEIGHTS = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (1536, 7168
 POWERS = tuple(2**i for i in range(5, 12))  # rows of every weight
 DRAWN, LEAST, MOST = 33, 65, 2047  # more rows of each
 SEED = 0
+UNSEEN = 5632, 2048, 4096  # N, K and most rows of a weight that no suite has, so that no kit was chosen for it
 SLOW_MS = 50.0
 PATIENCE_S = 60.0  # for what is compiled in the background, and for the first pass
-BACKGROUND = "TRITON_GEMM_BACKGROUND"
+BACKGROUND, KIT = "TRITON_GEMM_BACKGROUND", "TRITON_GEMM_KIT"
+NO_KIT = "no kit"
 CHILD = f"from {__name__} import child; child()"
 OURS, TORCH = "triton_gemm", "torch"
 NOTHING = f"No first calls are committed yet; `python -m perf.bench {NAME}` on a GPU measures them."
@@ -63,8 +65,11 @@ Run = dict[str, Any]
 
 
 def products(order: int = 0) -> list[Shape]:
-    """The products, weights one after another. order: if not 0, a seed that all are shuffled by."""
+    """The products, weights one after another. order: if not 0, a seed that all are shuffled by; -1: of UNSEEN."""
     random = Random(SEED)
+    if order == -1:
+        N, K, most = UNSEEN
+        return [Shape(M, N, K, layout="nt") for M in random.sample(range(1, most + 1), len(POWERS) + DRAWN)]
     others = sorted({*range(LEAST, MOST + 1)} - {*POWERS})
     found = []
     for N, K in WEIGHTS:
@@ -157,11 +162,12 @@ def digest(result: torch.Tensor) -> str:
 # --- The command ---
 
 
-def run(function: str, cache: str, background: bool = True, order: int = 0) -> Run:
+def run(function: str, cache: str, background: bool = True, order: int = 0, kit: bool = True) -> Run:
     """What a fresh process prints. cache: the folder of compiled kernels; CalledProcessError if the process fails."""
     surroundings = {**os.environ, "TRITON_CACHE_DIR": cache}
-    surroundings.pop(BACKGROUND, None)
-    surroundings |= {} if background else {BACKGROUND: "0"}
+    for variable, on in {BACKGROUND: background, KIT: kit}.items():
+        surroundings.pop(variable, None)
+        surroundings |= {} if on else {variable: "0"}
     command = [sys.executable, "-c", CHILD, function, str(order)]
     done = subprocess.run(command, cwd=ROOT, env=surroundings, stdout=subprocess.PIPE, text=True, check=True)
     found: Run = json.loads(done.stdout.splitlines()[-1])
@@ -169,11 +175,14 @@ def run(function: str, cache: str, background: bool = True, order: int = 0) -> R
 
 
 def scenarios() -> Iterator[tuple[str, Run]]:
-    with _cache() as first, _cache() as second:
+    with _cache() as first, _cache() as second, _cache() as third, _cache() as fourth:
         yield "background", run(OURS, first)
         yield "off", run(OURS, second, background=False)
         yield "warm cache", run(OURS, first)
+        yield NO_KIT, run(OURS, third, kit=False)
         yield TORCH, run(TORCH, second)
+        yield "unseen weight", run(OURS, fourth, order=-1)
+        yield f"unseen weight, {TORCH}", run(TORCH, second, order=-1)
 
 
 def orders(count: int) -> Iterator[tuple[str, Run]]:
@@ -189,8 +198,8 @@ def _cache() -> TemporaryDirectory[str]:
 
 def differences(runs: Mapping[str, Run]) -> list[str]:
     """What has other bits in a last pass, and in which scenarios of ours it has other bits than in the first one. What
-    a scenario had no time for is not compared."""
-    ours = {name: run for name, run in runs.items() if "opens" in run}
+    a scenario had no time for is not compared, nor what a Triton compiles that is another than the kit's."""
+    ours = {name: run for name, run in runs.items() if "opens" in run and name != NO_KIT}
     first, *others = ours
     found = [f"{key}: {name} has other bits in the last pass" for name, run in ours.items() for key in run["changed"]]
     for name in others:

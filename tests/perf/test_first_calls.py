@@ -21,6 +21,7 @@ from perf.common.files import read_json
 from perf.measure import environment, operands
 from perf.pages.results import Results
 from tests.support.report_records import SURROUNDINGS, block
+from triton_gemm.suites import SUITES
 from triton_gemm.suites.shapes import Shape
 
 TINY = [Shape(M, N, 16, layout="nt") for N in (8, 24) for M in (3, 2, 4)]
@@ -59,6 +60,9 @@ def test_products_are_those_of_the_weights_in_every_order() -> None:
     assert {shape.M for shape in listed[:40]} != {shape.M for shape in listed[40:80]}
     assert first_calls.products(1) == first_calls.products(1) != first_calls.products(2)
     assert Counter(first_calls.products(1)) == Counter(listed) and first_calls.products(1) != listed
+    unseen = first_calls.products(-1)
+    assert len(unseen) == 40 and {(s.N, s.K) for s in unseen} == {(5632, 2048)}
+    assert not {(s.N, s.K) for suite in SUITES.values() for s in suite.shapes} & {(5632, 2048)}
 
 
 def test_passes_go_on_until_all_is_compiled() -> None:
@@ -143,18 +147,24 @@ def test_the_command_writes_what_the_page_shows(
         cache = Path(env["TRITON_CACHE_DIR"])
         cold, background = not any(cache.iterdir()), env.get("TRITON_GEMM_BACKGROUND")
         asked.append((*command[3:], cold, background))
+        without_kit.append("TRITON_GEMM_KIT" in env)
         (cache / "kernel").touch()
         found = made_up_run(command[3] == "triton_gemm", value=next(values))
         return SimpleNamespace(stdout=f"a warning\n{json.dumps(found)}\n")
 
-    values: Iterator[str] = iter(["a", "a", "a", "torch's"] + ["a"] * 4 + ["a", "b"])
+    without_kit: list[bool] = []
+    values: Iterator[str] = iter(
+        ["a", "a", "a", "another Triton's", "torch's", "a", "torch's"] + ["a"] * 4 + ["a", "b"]
+    )
     monkeypatch.setenv("TRITON_GEMM_BACKGROUND", "0")
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(environment, "RESULTS", tmp_path)
     monkeypatch.setattr(environment, "describe", lambda _: SURROUNDINGS)
     assert bench.main(["first-calls"]) == 0
-    assert [one[:2] for one in asked] == [("triton_gemm", "0")] * 3 + [("torch", "0")]
-    assert [one[2:] for one in asked] == [(True, None), (True, "0"), (False, None), (False, None)]
+    assert [one[:2] for one in asked[:5]] == [("triton_gemm", "0")] * 4 + [("torch", "0")]
+    assert [one[:2] for one in asked[5:]] == [("triton_gemm", "-1"), ("torch", "-1")]
+    assert [one[2:] for one in asked[:5]] == [(True, None), (True, "0"), (False, None), (True, None), (False, None)]
+    assert without_kit == [False] * 3 + [True] + [False] * 3 and asked[5][2]
     record = read_json(tmp_path / "made-up-gpu" / "first-calls" / "results.json")
     assert record["environment"] == SURROUNDINGS and "digests" not in record["scenarios"]["off"]
     shown = block("first-calls", Results.read(tmp_path))
