@@ -317,9 +317,9 @@ def with_other_bits(of: kit.Kit, part: tuple[int, int]) -> list[str]:
                 if not of.kernels.keys() >= keys or seen.issuperset(keys):
                     continue
                 seen.update(keys)
-                by_kit = output(call.problem, selection, device, of.capability)
+                by_kit = output(call.problem, selection, device, of_kits=True)
                 try:
-                    compiled = output(call.problem, selection, device, (0, 0))  # for which there are no kits
+                    compiled = output(call.problem, selection, device, of_kits=False)
                 except Exception:  # an older Triton's compiler, of clusters for example
                     refused += 1
                     continue
@@ -331,13 +331,11 @@ def with_other_bits(of: kit.Kit, part: tuple[int, int]) -> list[str]:
     return other
 
 
-def output(
-    problem: GemmProblem, selection: Selection, device: torch.device, capability: tuple[int, int]
-) -> torch.Tensor:
-    """The bytes of C, by machine code of kits for a compute capability where they have it."""
+def output(problem: GemmProblem, selection: Selection, device: torch.device, of_kits: bool) -> torch.Tensor:
+    """The bytes of C, by machine code of kits where they have it, or compiled."""
     plan = GemmPlan(problem, selection, device)
     for step in plan.steps:
-        step.capability = capability
+        step.of_kits = of_kits
     a, b, c, *others = operands(problem, 1, device)[0]
     plan.run(a, b, c, tuple(others), 1.0, float(problem.has_beta))
     return c.contiguous().view(torch.uint8)

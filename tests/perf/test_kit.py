@@ -146,9 +146,9 @@ def test_bits_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     held = SimpleNamespace(kernels=keys, capability=(9, 0))
     launched = []
 
-    def output(problem: object, selection: object, device: object, capability: tuple[int, int]) -> torch.Tensor:
-        launched.append(capability)
-        if capability == (0, 0) and len(launched) > 4:
+    def output(problem: object, selection: object, device: object, of_kits: bool) -> torch.Tensor:
+        launched.append(of_kits)
+        if not of_kits and len(launched) > 4:
             raise RuntimeError("this Triton has no clusters")
         return torch.tensor([len(launched) // 4])
 
@@ -156,7 +156,7 @@ def test_bits_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr(command, "output", output)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     (wrong,) = command.with_other_bits(held, (1, 1))  # type: ignore[arg-type]
-    assert "bias n" in wrong and launched == [(9, 0), (0, 0)] * (len(launched) // 2)
+    assert "bias n" in wrong and launched == [True, False] * (len(launched) // 2)
     said = f"{len(keys)} kernels; GEMMs: 1 with equal bits, 1 with others, {len(launched) // 2 - 2} not compiled here"
     assert said in capsys.readouterr().out and len(launched) > 4
     assert command.with_other_bits(held, (4, 4)) == []  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from tests.support.threads import at_once
 from triton_gemm.compat import compiling_for
 from triton_gemm.kernels import launch
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import background, plan, step
+from triton_gemm.runtime import background, binaries, plan, step
 from triton_gemm.runtime.worker import LostError
 from triton_gemm.selection.select import select
 
@@ -171,6 +171,34 @@ def test_a_failure_leaves_what_stands_in_and_is_said_once(gpu: Gpu, caplog: pyte
     with background.held():
         call(second)
     assert gpu.ran[4:] == own(second), "what is timed is its own kernel, or an error"
+
+
+def test_what_a_worker_has_sent_is_loaded_without_triton(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs that it was compiled for."""
+    first, second, third, _ = map(planned, ROWS)
+    monkeypatch.setattr(binaries, "_received", {})
+    call(first)
+    for made in (second, third):
+        call(made)
+        call(made)
+    binaries.receive({((9, 0), binary): binary for binary in own(second)})  # type: ignore[misc]
+    binaries.receive({((8, 0), binary): binary for binary in own(third)})  # type: ignore[misc]
+    for name in ("compiled", "compiled_before"):
+        monkeypatch.setattr(step, name, lambda *_: {}["asked of Triton"])
+    gpu.end()
+    gpu.ran.clear()
+    call(second)
+    assert second.compiled and gpu.ran == own(second)
+    with pytest.raises(KeyError):
+        call(third)
+
+
+def test_few_of_what_workers_have_sent_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binaries, "_received", {})
+    monkeypatch.setattr(binaries, "MAX_RECEIVED", 3)
+    for i in (1, 2, 3, 1, 4):
+        binaries.receive({((9, 0), i): i})  # type: ignore[dict-item]
+    assert [*binaries._received.values()] == [3, 1, 4]
 
 
 def test_a_capture_waits_for_its_own_kernel(gpu: Gpu) -> None:

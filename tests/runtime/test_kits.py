@@ -432,7 +432,7 @@ def test_a_kit_that_is_refused_when_a_plan_is_made(
     assert (found.selection.algorithm == wanted.algorithm) is not refused
     write_kit_of(replace(wanted, kit=True), problem=CLUSTERED, device=H100)
     others = plan.GemmPlan(CLUSTERED, select(CLUSTERED, H100), torch.device("cpu"))
-    assert {x.capability for x in others.steps} == {(0, 0)}, "the installed Triton's bits, for whichever GEMM"
+    assert not any(x.of_kits for x in others.steps), "the installed Triton's bits, for whichever GEMM"
     assert len(warnings(caplog)) == refused
 
 

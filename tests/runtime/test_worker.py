@@ -18,7 +18,7 @@ from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.kernels.launch import compiled
 from triton_gemm.runtime import compiling, worker
-from triton_gemm.runtime.binaries import SCALARS, launches_on, operands_of
+from triton_gemm.runtime.binaries import SCALARS, identity, launches_on, operands_of
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError, Worker
 from triton_gemm.selection.select import select
@@ -41,7 +41,7 @@ TUNES = """
 import sys
 from triton_gemm.runtime import worker
 wait = "lambda *job: (open(job[-1], 'w').close(), __import__('time').sleep(60))"
-hangs = f"from triton_gemm.runtime import worker; worker._failure = {wait}; main(pipe)"
+hangs = f"from triton_gemm.runtime import worker; worker._compiled = {wait}; main(pipe)"
 one = worker.Worker((None, (9, 0)), [sys.executable, "-c", worker.START.replace("main(pipe)", hangs)])
 one.start()
 print(one.process.pid, flush=True)
@@ -98,14 +98,16 @@ def failures(compiler: Compiler, *jobs: object) -> list[str | None]:
 
 
 def test_what_a_worker_compiles_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds what this process finds, whatever lies in the current folder, and takes what cannot be compiled."""
+    """And sent here. It finds what this process finds, whatever lies in the current folder, and takes what cannot be
+    compiled."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # set too late for this process
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torch.py").write_text("raise SystemExit")
     problem = problem_of(100, 64, 48)  # whose kernel no other test compiles here
     way = select(problem, HOPPER)
-    made = Worker((HOPPER, (9, 0)))
+    sent: dict[object, compat.MachineCode] = {}
+    made = Worker((HOPPER, (9, 0)), on_made=sent.update)
     try:
         made.start()
         environment = Path(f"/proc/{pid_of(made)}/environ").read_bytes().split(b"\0")
@@ -121,8 +123,9 @@ def test_what_a_worker_compiles_is_found_in_the_cache(tmp_path: Path, monkeypatc
     with compat.compiling_for((9, 0), tmp_path / "cache"), compat.compilations(lambda _, there: found.append(there)):
         for launch in launches:
             launch.kernel.device_caches.pop("sm_90", None)
-            compiled(launch, operands, SCALARS)
-    assert found == len(launches) * [True]
+            code = compat.machine_code(compiled(launch, operands, SCALARS))
+            assert sent.pop(((9, 0), identity(launch, operands))) == code
+    assert found == len(launches) * [True] and not sent
 
 
 def test_a_worker_answers_what_is_asked(one: Worker) -> None:

@@ -26,7 +26,7 @@ from ..compat import INTERPRETED, cache_folder
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import is_warm
 from . import stand_ins
-from .binaries import identities
+from .binaries import identities, receive
 from .compiling import Compiler, ranks
 from .stand_ins import Available, Wanted
 from .worker import LostError, Worker, python
@@ -169,7 +169,7 @@ def _compiler(plan: GemmPlan, device: DeviceInfo) -> Compiler:
     with _lock:
         if key not in _compilers:
             count = max(1, WORKERS // ranks())
-            worker = partial(Worker, (device, capability), nice=NICE)
+            worker = partial(Worker, (device, capability), nice=NICE, on_made=receive)
             _compilers[key] = Compiler(
                 lambda _: None,  # the calls load what workers compile
                 worker,

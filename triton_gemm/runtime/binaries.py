@@ -6,12 +6,17 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 
+from ..compat import MachineCode
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import Launch, Pointer, TensorMap
 from ..problem import GemmProblem
 from ..selection.select import Selection, launches
 
 SCALARS = {"alpha": 1.0, "beta": 0.0}  # what the first values of a call are, and what is compiled with
+MAX_RECEIVED = 256  # of which each takes about 50 KB
+Key = tuple[tuple[int, int], Hashable]  # a compute capability, and an identity
+
+_received: dict[Key, MachineCode] = {}
 
 
 def launches_on(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> tuple[Launch, ...]:
@@ -64,3 +69,18 @@ def identity(launch: Launch, operands: Mapping[str, torch.Tensor]) -> Hashable:
     parameters = {parameter.name: parameter for parameter in launch.kernel.params}
     arguments = tuple((name, kind(name, value)) for name, value in launch.arguments.items())
     return launch.kernel.__name__, arguments, tuple(launch.options.items())
+
+
+def receive(made: Mapping[Key, MachineCode]) -> None:
+    """Keeps what workers have compiled, so that this process need not look into Triton's cache, of which the first time
+    takes a second. The oldest of MAX_RECEIVED are given up."""
+    for key, code in made.items():
+        _received.pop(key, None)
+        _received[key] = code
+        for oldest in [*_received][:-MAX_RECEIVED]:
+            _received.pop(oldest, None)
+
+
+def received(launch: Launch, operands: Mapping[str, torch.Tensor], capability: tuple[int, int]) -> MachineCode | None:
+    """What a worker has compiled for a launch on a GPU of a compute capability."""
+    return _received.get((capability, identity(launch, operands))) if _received else None

@@ -81,8 +81,9 @@ class GemmPlan(PlanOfProblem):
             *(temporary.name for temporary in temporaries),
         )
         # Whether another Triton gives the same bits was not measured: it compiles all that was not chosen from its kit.
-        capability = info.capability if selection.kit or not kits.others(info.capability) else (0, 0)
-        self.steps = [Step(launch, (*SCALARS, *self.names), self.index, capability) for launch in made]
+        of_kits = selection.kit or not kits.others(info.capability)
+        names = *SCALARS, *self.names
+        self.steps = [Step(launch, names, self.index, info.capability, of_kits) for launch in made]
         self.first_calls = first_calls
         self.out_dtype = problem.out_dtype
 

@@ -19,7 +19,7 @@ from ..compat import MachineCode, launch_hooks, load_hook, loading, machine_code
 from ..hardware import driver
 from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, compiled_before
 from . import kits
-from .binaries import SCALARS
+from .binaries import SCALARS, received
 
 # Of each type of a parameter, as Triton names it: how it is packed.
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
@@ -140,13 +140,18 @@ class Step:
     """One launch of a plan on one device: compiled and loaded once, then launched on the values of a call.
 
     names: of these values: alpha and beta, then the operands, of which a value is the address; capability: the compute
-    capability of kits that may have its machine code.
+    capability that it is planned for; of_kits: whether kits may have its machine code.
     """
 
     def __init__(
-        self, launch: Launch, names: Sequence[str], device: int = 0, capability: tuple[int, int] = (0, 0)
+        self,
+        launch: Launch,
+        names: Sequence[str],
+        device: int = 0,
+        capability: tuple[int, int] = (0, 0),
+        of_kits: bool = True,
     ) -> None:
-        self.launch, self.device, self.capability = launch, device, capability
+        self.launch, self.device, self.capability, self.of_kits = launch, device, capability, of_kits
         self.places = {name: place for place, name in enumerate(names[len(SCALARS) :])}
         self.call: Callable[[int, Sequence[Any]], None] | None = None
         self.entry: DriverLaunch | None = None
@@ -156,7 +161,7 @@ class Step:
         """Loads machine code for operands like these on the current device, from a kit or compiled, unless another
         thread has done so."""
         with self.compiling:
-            if self.call is None and not self._from_kit(operands):
+            if self.call is None and not self._without_compiler(operands):
                 self._load(machine_code(compiled(self.launch, operands, SCALARS)))
 
     def load(self, operands: Mapping[str, torch.Tensor], cached: bool = True) -> bool:
@@ -164,7 +169,7 @@ class Step:
         cached: look into Triton's cache, too, which takes a second the first time."""
         if self.call is None and self.compiling.acquire(blocking=False):
             try:
-                if self.call is None and not self._from_kit(operands) and cached:
+                if self.call is None and not self._without_compiler(operands) and cached:
                     kernel = compiled_before(self.launch, operands, SCALARS)
                     if kernel is not None:
                         self._load(machine_code(kernel))
@@ -172,9 +177,9 @@ class Step:
                 self.compiling.release()
         return self.call is not None
 
-    def _from_kit(self, operands: Mapping[str, torch.Tensor]) -> bool:
-        """Whether a kit had the machine code, and the driver took it."""
-        found = kits.code_of(self.launch, operands, self.capability)
+    def _without_compiler(self, operands: Mapping[str, torch.Tensor]) -> bool:
+        """Whether a kit had the machine code, and the driver took it, or a worker has compiled it."""
+        found = kits.code_of(self.launch, operands, self.capability) if self.of_kits else None
         if found is not None:
             try:
                 self._load(found[0])
@@ -182,6 +187,8 @@ class Step:
                 if isinstance(error, driver.DriverError) and error.error not in driver.INCOMPATIBLE:
                     raise  # out of memory, for example, or what an earlier kernel did
                 kits.refuse(found[1], error)
+        if self.call is None and (made := received(self.launch, operands, self.capability)) is not None:
+            self._load(made)
         return self.call is not None
 
     def _load(self, made: MachineCode) -> None:

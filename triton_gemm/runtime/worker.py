@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from multiprocessing import Pipe
@@ -25,12 +25,12 @@ from multiprocessing.spawn import get_executable
 from queue import SimpleQueue
 from typing import Any
 
-from ..compat import cache_folder, compiling_for, hash_triton, set_triton_hash
+from ..compat import MachineCode, cache_folder, compiling_for, hash_triton, machine_code, set_triton_hash
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import compiled
 from ..problem import GemmProblem
 from ..selection.select import Selection
-from .binaries import SCALARS, launches_on, operands_of
+from .binaries import SCALARS, Key, identity, launches_on, operands_of
 
 START_S = 120.0  # until it has imported torch and Triton, and read Triton's files, perhaps from a slow network
 PROBE_S = 10.0  # until a program has printed which Python it is
@@ -105,10 +105,17 @@ def python() -> str | None:
 class Worker:
     """One process after another, for one thread. target: what the process is told first, with the hash of Triton's
     files: for `main` the DeviceInfo that plans are made for, and the compute capability that the GPU has. nice: what is
-    added to the niceness of processes; nothing for a tuner, which waits for them."""
+    added to the niceness of processes; nothing for a tuner, which waits for them. on_made: called with the machine code
+    of each job."""
 
-    def __init__(self, target: object, command: Sequence[str] | None = None, nice: int = 0) -> None:
-        self.target, self.command, self.nice = target, command, nice
+    def __init__(
+        self,
+        target: object,
+        command: Sequence[str] | None = None,
+        nice: int = 0,
+        on_made: Callable[[Mapping[Key, MachineCode]], None] = lambda made: None,
+    ) -> None:
+        self.target, self.command, self.nice, self.on_made = target, command, nice, on_made
         self.process: subprocess.Popen[bytes] | None = None
         self.pipe: Connection[Any, Any] | None = None
         self.closed = False
@@ -149,7 +156,7 @@ class Worker:
         assert self.pipe is not None
         try:
             self.pipe.send(job)
-            why: str | None = self._receive(limit_s)
+            reply: str | Mapping[Key, MachineCode] = self._receive(limit_s)
         except TimeoutError:
             self.end()
             return f"compiling takes more than {limit_s:g} s"
@@ -164,7 +171,10 @@ class Worker:
         except Exception as error:
             self.end()
             raise LostError(error_line(error)) from None
-        return why
+        if isinstance(reply, str):
+            return reply
+        self.on_made(reply)
+        return None
 
     def close(self) -> None:
         """From another thread: kills the process, and lets no other start. The worker's own thread calls `end`."""
@@ -230,8 +240,9 @@ def _launched(command: Sequence[str]) -> tuple[Connection[Any, Any], subprocess.
 
 
 def main(pipe: Connection[Any, Any]) -> None:
-    """The worker: takes a target and then jobs, problems with a selection each, and answers why each could not be
-    compiled, or None. It ends when the other end is closed, as it is when the process there has been killed."""
+    """The worker: takes a target and then jobs, problems with a selection each, and answers with the machine code of
+    each, or why it could not be compiled. It ends when the other end is closed, as it is when the process there has
+    been killed."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what runs here, ptxas too, finds nothing to read
     asked: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, asked), daemon=True).start()
@@ -241,7 +252,7 @@ def main(pipe: Connection[Any, Any]) -> None:
     with suppress(BrokenPipeError), compiling_for(capability):
         pipe.send(READY)
         while True:
-            pipe.send(_failure(device, *asked.get()))
+            pipe.send(_compiled(device, *asked.get()))
 
 
 def _listen(pipe: Connection[Any, Any], asked: SimpleQueue[Any]) -> None:
@@ -255,12 +266,13 @@ def _listen(pipe: Connection[Any, Any], asked: SimpleQueue[Any]) -> None:
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _failure(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> str | None:
+def _compiled(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> str | dict[Key, MachineCode]:
     try:
         made = launches_on(device, problem, selection)
         operands = operands_of(problem, made)
-        for launch in made:
-            compiled(launch, operands, SCALARS)
+        return {
+            (device.capability, identity(launch, operands)): machine_code(compiled(launch, operands, SCALARS))
+            for launch in made
+        }
     except Exception as error:
         return error_line(error)
-    return None
