@@ -77,7 +77,8 @@ def stored(devices: tuple[DeviceInfo, ...]) -> Found:
     reports = [report for report in reports if report.source == "user's table" or not report.elsewhere]
     listed = tables.listed()
     shipped = {contents.table.triton for source, _, contents in listed if source == "shipped table" and contents.table}
-    used = {tables.files.TRITON, *(triton for device in devices for triton in kits.others(device.capability))}
+    capabilities = {device.capability for device in devices} or {*kits.NAMES}
+    used = {tables.files.TRITON, *(triton for capability in capabilities for triton in kits.others(capability))}
     if shipped and not used & shipped:
         says = f"shipped tables are for Triton {', '.join(sorted(shipped))}, and this is {triton.__version__}"
         yield "note", f"{says}: they are not used", "tune your shapes, with `triton-gemm tune`"
