@@ -275,6 +275,9 @@ def test_where_nothing_can_be_printed_one_line_says_so(arguments: str, unbuffere
 
 def test_explain_shows_candidates_and_the_choice(folder: Path) -> None:
     found = document("explain", *PRODUCT, "--device", "h200", "--limit", "4")
+    assert document("explain", "512x1024x2048", "--device", "h200", "--limit", "4") == found
+    batched = document("explain", "3x512x1024x2048", "--device", "h200", "--limit", "1")
+    assert batched["problem"]["batch"] == 3 and batched["problem"]["M"] == 512
     chosen = select(problem_of(), H200)
     assert found["device"]["name"] == "NVIDIA H200" and found["problem"]["N"] == 1024
     assert (found["chosen"]["by"], found["chosen"]["kernel"]) == ("model", chosen.kernel)

@@ -42,7 +42,7 @@ def the_one(about: str, words: str) -> Finding:
 
 def with_gpu(monkeypatch: pytest.MonkeyPatch, *devices: Any) -> None:
     """torch sees GPUs, as far as doctor looks without launching anything."""
-    monkeypatch.setattr(doctor, "_has_gpu", lambda: True)
+    monkeypatch.setattr(doctor, "has_gpu", lambda: True)
     monkeypatch.setattr(doctor, "_devices", lambda: devices)
     monkeypatch.setattr(doctor, "driver_version", lambda: (13, 2))
     monkeypatch.setattr(torch.version, "cuda", "13.2")
@@ -60,7 +60,7 @@ def test_a_good_machine_has_nothing_broken(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_machine_without_a_gpu_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_has_gpu", lambda: False)
+    monkeypatch.setattr(doctor, "has_gpu", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for interpreted in (False, True):
         monkeypatch.setattr(doctor, "INTERPRETED", interpreted)
@@ -138,7 +138,7 @@ def test_no_c_compiler(here: bool, status: str, tmp_path: Path, monkeypatch: pyt
     if here:
         with_gpu(monkeypatch, H200)
     else:
-        monkeypatch.setattr(doctor, "_has_gpu", lambda: False)
+        monkeypatch.setattr(doctor, "has_gpu", lambda: False)
     monkeypatch.setattr(doctor, "c_compiler", lambda: None)
     found = the_one("compiler", "no C compiler")
     assert found.status == status and "warmup" in found.do

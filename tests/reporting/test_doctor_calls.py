@@ -54,7 +54,7 @@ def test_each_state_has_a_sentence(compiler: fake_cxx.Compiler, monkeypatch: pyt
     monkeypatch.setattr(native_file, "folder", lambda: None)
     assert "there is no cache folder" in calls()[1]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert calls() == ("good", "Python launches repeated calls, not C++: there is no NVIDIA GPU", "")
+    assert calls() == ("good", "C++ for repeated calls is off: there is no NVIDIA GPU", "")
 
 
 @pytest.mark.parametrize("value", ["0", "file", "off"])
@@ -63,7 +63,7 @@ def test_its_variable(value: str, compiler: fake_cxx.Compiler, tmp_path: Path, m
     monkeypatch.setenv("TRITON_GEMM_NATIVE", str(file) if value == "file" else value)
     native_file.setting.cache_clear()
     if value == "0":
-        assert calls() == ("good", "Python launches repeated calls, not C++: TRITON_GEMM_NATIVE is 0", "")
+        assert calls() == ("good", "C++ for repeated calls is off: TRITON_GEMM_NATIVE is 0", "")
     elif value == "file":
         status, says, do = calls()
         assert status == "note" and str(file) in says and f"triton-gemm build --into {file.parent}" in do

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from . import build, cache, calibrate, compare, doctor, explain, output, source_tree, tune, warmup
@@ -42,6 +43,20 @@ class _Commands(TyperGroup):
             raise
 
 
+class _Sizes(TyperCommand):
+    """Takes [BATCHx]MxNxK, as other commands write a GEMM, for M N K."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        found: list[str] = []
+        for word in args:
+            if re.fullmatch(r"\d+(x\d+){2,3}", word):
+                *batch, M, N, K = word.split("x")
+                found += [M, N, K, *(["--batch", *batch] if batch else [])]
+            else:
+                found.append(word)
+        return super().parse_args(ctx, found)
+
+
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
@@ -51,7 +66,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 done, 1 something failed, 2 a wrong call, 130 interrupted. More: docs/cli.md.",
 )
-app.command("explain")(explain.explain)
+app.command("explain", cls=_Sizes)(explain.explain)
 app.command("tune")(tune.tune)
 app.command("compare")(compare.compare)
 app.command("calibrate")(calibrate.calibrate)

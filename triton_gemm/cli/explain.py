@@ -47,7 +47,9 @@ def explain(
 
     Nothing is launched, and no GPU is needed if one is named. A linear layer with 16 tokens on an H200:
 
-    `triton-gemm explain 16 14336 4096 --layout nt --device h200`
+    `triton-gemm explain 16x14336x4096 --layout nt --device h200`
+
+    The sizes may also be three words.
     """
     if groups is None and group_dim is not None:
         raise output.wrong_call("--group-dim goes with --groups")

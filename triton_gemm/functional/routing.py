@@ -9,11 +9,13 @@ back, and any thread may be running it.
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any, Literal, get_args
 
@@ -27,7 +29,7 @@ from ..compat import (
     hide_from_dynamo,
     overlaps_itself,
 )
-from ..hardware.device import INTERPRETER, device_info
+from ..hardware.device import INTERPRETER, device_info, has_gpu
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
 from ..runtime import background, kits, plan, policies
@@ -59,13 +61,15 @@ Kind = str | torch.dtype  # one of the names in ROUTED and PRODUCTS, or operands
 @dataclass(frozen=True, eq=False)  # two blocks with equal rules have one each
 class Rule:
     """What is routed: names of ROUTED and dtypes, all but those of `exclude`; where `predicate(op, a, b)`, if given.
-    first_calls: what computes while kernels are compiled. fast: the calls that were made under equal rules."""
+    first_calls: what computes while kernels are compiled. fast: the calls that were made under equal rules. owner: the
+    package that called `enable`, or None for a block's."""
 
     only: frozenset[str | torch.dtype]
     exclude: frozenset[str | torch.dtype]
     predicate: Wanted | None
     first_calls: FirstCalls
     fast: FastPath = field(default_factory=FastPath)
+    owner: str | None = None
 
     def refuses(self, name: str, a: torch.Tensor, b: torch.Tensor) -> str | None:
         """Why this call stays torch's, or None."""
@@ -94,13 +98,14 @@ def enable(
     exclude: Kind | Collection[Kind] = (),
     predicate: Wanted | None = None,
     first_calls: FirstCalls = "same bits",
+    required: bool = False,
 ) -> None:
     """Runs torch's mm, bmm, addmm and baddbmm on triton_gemm, in every thread, until `disable`.
 
     With these also matmul and linear of matrices and all derivatives, because torch makes them of these four, and some
     others (docs/routing.md). torch keeps the calls that triton_gemm cannot compute, and those for which a table of
     bits="any" says that torch is faster, but for dtypes in `only` and with a predicate. If rules are nested, the
-    innermost counts.
+    innermost counts. A package that calls this again replaces its own rule, as a notebook's cell that is run twice.
 
     Args:
         only: The name of an operator ("addmm") or a dtype, or several: only these are routed.
@@ -110,13 +115,19 @@ def enable(
             and if there is none the call waits for the compiler. "torch": such a kernel, and if there is none torch's,
             with torch's bits. A call always waits while a CUDA graph is captured, and if nothing can be compiled in the
             background.
+        required: Raise an error on a machine without a GPU. By default torch computes there, with one warning.
 
     Raises:
         ValueError: An unknown name, or first_calls="torch" with TRITON_GEMM_BACKGROUND=0.
-        RuntimeError: torch sees no CUDA device (unless TRITON_INTERPRET=1 was set before Python started), or
-            first_calls="torch" under batch invariance, here and at every call.
+        RuntimeError: torch sees no CUDA device and `required`, or there is one that torch cannot use (unless
+            TRITON_INTERPRET=1 was set before Python started); or first_calls="torch" under batch invariance, here and
+            at every call.
     """
-    _begin(_rule("enable", only, exclude, predicate, first_calls))
+    rule = replace(_rule("enable", only, exclude, predicate, first_calls, required), owner=_caller())
+    before = [x for x in list(_rules) if x.owner == rule.owner]
+    _begin(rule)
+    for one in before:
+        _end(one)
 
 
 @hide_from_dynamo
@@ -126,8 +137,10 @@ def _rule(
     exclude: Kind | Collection[Kind],
     predicate: Wanted | None,
     first_calls: FirstCalls,
+    required: bool,
 ) -> Rule:
     """A rule of the arguments of `enable` or `use`, which are checked."""
+    arguments.flag(function, "required", required)
     arguments.callback(function, "predicate", predicate, "op", "a", "b")
     arguments.one_of(function, "first_calls", first_calls, get_args(FirstCalls))
     kinds = _kinds(function, "only", only), _kinds(function, "exclude", exclude)
@@ -135,19 +148,37 @@ def _rule(
         _refuse_invariance()
         if not (INTERPRETED or background.enabled()):
             raise ValueError('first_calls="torch" compiles in the background, which TRITON_GEMM_BACKGROUND=0 turns off')
-    if not INTERPRETED and torch.cuda.device_count() == 0:
-        raise RuntimeError(
-            f"triton_gemm routes calls on CUDA devices, and torch {torch.__version__} sees none here; to route "
-            "CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
-        )
+    if not (INTERPRETED or torch.cuda.device_count()):
+        _without_cuda(function, required)
     # What a predicate says may differ from call to call, so that nothing is kept.
     return Rule(*kinds, predicate, first_calls, _made_under((*kinds, first_calls) if predicate is None else None))
+
+
+def _without_cuda(function: str, required: bool) -> None:
+    """RuntimeError where CUDA calls are `required`, or there is a GPU that torch cannot use; else the one warning."""
+    says = f"triton_gemm routes calls on CUDA devices, and torch {torch.__version__} sees none here"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if required or (torch.version.cuda and not hidden and has_gpu()):
+        how = "to route CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
+        raise RuntimeError(f"{says}; `triton-gemm doctor` says why; {how}")
+    _warn_once(f"{says}: torch computes. use(required=True) raises an error instead", 6 if function == "use" else 5)
+
+
+@cache
+def _warn_once(says: str, stacklevel: int) -> None:
+    warnings.warn(says, stacklevel=stacklevel)
+
+
+def _caller() -> str:
+    """The package whose module, or `__main__`, calls the public function that calls this."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).partition(".")[0]
 
 
 @hide_from_dynamo
 def _begin(rule: Rule) -> None:
     """Makes a rule the innermost one."""
-    if _overrides.register() and not INTERPRETED and not kits.exist():
+    is_new = (INTERPRETED or torch.cuda.device_count() > 0) and _overrides.register()
+    if is_new and not INTERPRETED and not kits.exist():
         hash_triton_in_background()  # kernels are likely to be compiled
     _by_cpp.change(_rules, _rules.append, rule)
 
@@ -186,11 +217,14 @@ def _kinds(function: str, name: str, given: Kind | Collection[Kind]) -> frozense
 
 @hide_from_dynamo
 def disable() -> None:
-    """Ends the innermost `enable`.
+    """Ends the `enable` of the package that calls this, or the innermost rule where it has none.
 
     Raises:
         RuntimeError: Nothing is routed.
     """
+    owner = _caller()
+    if own := [x for x in list(_rules) if x.owner == owner]:
+        return _end(own[-1])
     try:
         _by_cpp.change(_rules, _rules.pop)
     except IndexError:
@@ -204,16 +238,17 @@ def use(
     exclude: Kind | Collection[Kind] = (),
     predicate: Wanted | None = None,
     first_calls: FirstCalls = "same bits",
+    required: bool = False,
 ) -> Iterator[None]:
     """`enable` for a block: `with triton_gemm.use(): model(x)`.
 
     Args:
-        only, exclude, predicate, first_calls: As in `enable`.
+        only, exclude, predicate, first_calls, required: As in `enable`.
 
     Raises:
         ValueError, RuntimeError: As `enable`.
     """
-    rule = _rule("use", only, exclude, predicate, first_calls)
+    rule = _rule("use", only, exclude, predicate, first_calls, required)
     try:
         try:
             _begin(rule)

@@ -262,7 +262,7 @@ def runs(function: str, a: torch.Tensor, devices: Sequence[str] = ("cuda", "cpu"
     if a.device.type == "cpu" and not INTERPRETED:
         raise RuntimeError(
             f"{function} runs on CUDA tensors; to run its kernels on CPU tensors in Triton's interpreter, "
-            "set TRITON_INTERPRET=1 before importing triton_gemm"
+            "set TRITON_INTERPRET=1 before Python starts"
         )
     if a.device.type not in devices:
         raise NotImplementedError(f"{function} runs on CUDA tensors, got tensors on {a.device}")

@@ -19,6 +19,7 @@ from ..runtime import plan
 from . import fast_path, operators, rules
 
 _fast = fast_path.FastPath()
+NAMES = "a", "b", "scale_a", "scale_b", "bias"
 SCALED_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -60,7 +61,8 @@ def scaled_matmul(
     Raises:
         TypeError: Scales or a bias are not tensors.
         ValueError: Scales or a bias do not fit, or another out_dtype or activation.
-        RuntimeError: Shapes, dtypes or devices do not match, or the GPU cannot multiply the dtype.
+        RuntimeError: Shapes, dtypes or devices do not match, an operand requires a gradient, or the GPU cannot multiply
+            the dtype.
         NotImplementedError: Another dtype, a nested or a sparse tensor.
     """
     auxiliary = auxiliary_of(scale_a, scale_b, bias)
@@ -76,7 +78,10 @@ def scaled_matmul(
     rules.activation("scaled_matmul", activation)
     operands = (a, b, scale_a, scale_b, bias)
     rules.no_tangents("scaled_matmul", *operands)
-    if not operators.is_plain(*operands) or operators.needs_grad(*operands):
+    if operators.needs_grad(*operands):
+        of = next(name for name, x in zip(NAMES, operands, strict=True) if x is not None and x.requires_grad)
+        raise RuntimeError(f"scaled_matmul has no derivative, and {of} requires a gradient: pass {of}.detach()")
+    if not operators.is_plain(*operands):
         return _op(*operands, out_dtype, use_fast_accum, batch_invariant, activation)
     c, known = launch(*operands, out_dtype, use_fast_accum, batch_invariant, activation)
     _fast.keep(key, known)

@@ -7,6 +7,7 @@ import re
 import warnings
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -26,6 +27,11 @@ SHARED_MEMORY = {
     (12, 1): 101_376,
 }
 RESERVED = 1024  # bytes of an SM's shared memory that no block may ask for, on 8.0 and newer; same table
+
+
+def has_gpu() -> bool:
+    """Whether the machine has an NVIDIA GPU, whatever torch says."""
+    return Path("/proc/driver/nvidia/version").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ..compat import (
     compiles_anew,
     cxx_compiler,
 )
-from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info
+from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info, has_gpu
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
 from ..runtime import background, kit, kit_build, kits, native_build, native_file, policies
@@ -101,11 +101,6 @@ def _devices() -> tuple[DeviceInfo, ...]:
         return ()
 
 
-def _has_gpu() -> bool:
-    """Whether the machine has an NVIDIA GPU, whatever torch says."""
-    return Path("/proc/driver/nvidia/version").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
-
-
 # --- What it runs on ---
 
 
@@ -123,7 +118,7 @@ def _versions() -> Found:
         if own and own[1] != tables.files.TRITON:
             yield "note", f"torch {torch.__version__} comes with Triton {own[1]}, and this is {triton.__version__}"
     if INTERPRETED:
-        how = "unset TRITON_INTERPRET to use the GPU" if _has_gpu() else ""
+        how = "unset TRITON_INTERPRET to use the GPU" if has_gpu() else ""
         yield "note", "TRITON_INTERPRET is set: kernels run in Triton's interpreter, on the CPU, slowly", how
 
 
@@ -136,7 +131,7 @@ def _gpu() -> Found:
         yield "broken", f"torch {torch.__version__} is for AMD's GPUs, and this package for NVIDIA's"
         return
     if not torch.cuda.is_available():
-        if not _has_gpu():
+        if not has_gpu():
             how = "`explain`, `warmup` and `cache` need none: name a GPU, as in --device h200"
             products = "" if INTERPRETED else ". Products of CPU tensors run with TRITON_INTERPRET=1, slowly"
             yield "note", "this machine has no NVIDIA GPU", how + products
@@ -166,7 +161,7 @@ def _why_not() -> str:
 
 
 def _driver() -> Found:
-    if not _has_gpu():
+    if not has_gpu():
         return
     newest = driver_version()
     about = Path("/proc/driver/nvidia/version")
@@ -228,7 +223,7 @@ def _compiler() -> Found:
     else:
         how = "install gcc and python3-dev, or run `triton-gemm warmup` where there are, and copy Triton's cache"
         says = f"{problem}, and Triton needs one to build its driver module, before it compiles kernels that no kit has"
-        yield ("broken" if _has_gpu() and not kits.exist() else "note"), says, how
+        yield ("broken" if has_gpu() and not kits.exist() else "note"), says, how
 
 
 def _native() -> Found:
@@ -238,7 +233,7 @@ def _native() -> Found:
         yield "broken", wrong, "set it to one of these, or unset it"
     given = native_file.setting() not in ("0", "1")
     if (why := native_build.why_not()) is not None:
-        yield "good", f"{by_python}: {why}"
+        yield "good", f"C++ for repeated calls is off: {why}"
         if not given:
             return
     where = native_file.path()

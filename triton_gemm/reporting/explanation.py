@@ -284,8 +284,8 @@ def _device_info(device: Device | None, a: torch.Tensor) -> DeviceInfo:
             return named_device(str(device))
         except ValueError as error:
             raise ValueError(f"explain(): {error}") from None
-    if where.type == "cpu":
-        rules.runs("explain", torch.empty(0, device="cpu"))
+    if where.type == "cpu" and not INTERPRETED:
+        raise RuntimeError('explain() of CPU tensors: name a GPU to choose for, as in device="h200"; none need be here')
     if INTERPRETED and where.type != "cuda":
         return INTERPRETER
     if not torch.cuda.is_available():

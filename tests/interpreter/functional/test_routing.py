@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -388,12 +389,39 @@ def test_a_block_that_ends_takes_its_own_rule_back() -> None:
     assert ours() == {"bmm": 1}
 
 
+def in_package(name: str, code: str, **values: object) -> None:
+    """Runs code of a module of that name."""
+    exec(code, {"__name__": name, "triton_gemm": triton_gemm, **values})
+
+
 def test_threads_that_disable_take_back_a_rule_each() -> None:
+    names = [f"library{i}.module" for i in range(8)]
     for _ in range(20):
-        for _ in range(8):
-            triton_gemm.enable()
-        at_once(*8 * [triton_gemm.disable])
+        for name in names:
+            in_package(name, "triton_gemm.enable()")
+        assert len(routing._rules) == 8
+        at_once(*(partial(in_package, name, "triton_gemm.disable()") for name in names))
         assert routing._rules == []
+
+
+def test_a_package_has_one_rule() -> None:
+    """A cell of a notebook may run twice, and of two libraries neither ends the other's. What is no package's own is
+    ended from anywhere."""
+    for only in ("mm", "bmm"):
+        in_package("__main__", "triton_gemm.enable(only=only)", only=only)
+    assert [rule.only for rule in routing._rules] == [{"bmm"}]
+    for name in ("one", "other.inner"):
+        in_package(name, "triton_gemm.enable(only='addmm')")
+    in_package("one.other", "triton_gemm.disable()")
+    in_package("__main__", "triton_gemm.disable()")
+    assert [rule.owner for rule in routing._rules] == ["other"]
+    triton_gemm.disable()
+    with triton_gemm.use():
+        triton_gemm.enable(only="mm")
+        triton_gemm.enable(only="bmm")
+        assert [rule.owner for rule in routing._rules] == [None, "tests"]
+        triton_gemm.disable()
+    assert routing._rules == []
 
 
 @pytest.mark.parametrize("wrong", ["conv2d", ["mm", "conv2d"], ("float16",), (torch.float32, 3)], ids=str)
@@ -468,15 +496,27 @@ def test_a_graph_may_break_within_it(backend: str) -> None:
 
 
 WITHOUT_CUDA = """
-import torch, triton_gemm
+import os, warnings, torch, triton_gemm
 from triton_gemm.functional import routing
-for attempt in range(2):
-    try:
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as caught:
+    for _ in range(2):
         with triton_gemm.use():
+            assert torch.equal(torch.ones(2, 2) @ torch.ones(2, 2), torch.full((2, 2), 2.0))
+    triton_gemm.enable()
+    triton_gemm.disable()
+assert len(caught) == 2 and "sees none here: torch computes. use(required=True)" in str(caught[0].message), caught
+assert {x.filename for x in caught} == {(lambda: 0).__code__.co_filename}, "not the caller's line"
+torch.version.cuda = "13.0"
+os.environ.pop("CUDA_VISIBLE_DEVICES")  # which hides GPUs on purpose
+for how, there in ({"required": True}, False), ({}, True):
+    routing.has_gpu = lambda: there
+    try:
+        with triton_gemm.use(**how):
             raise SystemExit("routed")
     except RuntimeError as error:
         assert "sees none here" in str(error) and "TRITON_INTERPRET=1" in str(error), error
-    assert routing._rules == [] == routing._overrides.libraries
+assert routing._rules == [] == routing._overrides.libraries
 assert torch.equal(torch.ones(2, 2) @ torch.ones(2, 2), torch.full((2, 2), 2.0))
 """
 
