@@ -178,12 +178,12 @@ def test_a_product_may_interrupt_itself(monkeypatch: pytest.MonkeyPatch) -> None
     gpu, made, again = Gpu(monkeypatch), planned(ROWS[0]), [True]
     load = made.load
 
-    def interrupted(*operands: Any) -> bool:
+    def interrupted(*operands: Any, **how: Any) -> bool:
         if again.pop() if again else False:
             call(made)
-        return load(*operands)
+        return load(*operands, **how)
 
-    monkeypatch.setattr(type(made), "load", lambda _, *operands: interrupted(*operands))
+    monkeypatch.setattr(type(made), "load", lambda _, *operands, **how: interrupted(*operands, **how))
     in_a_thread(lambda: call(made))
     assert not again and gpu.ran
 
