@@ -69,9 +69,9 @@ def measure(
             number = len(probes) - len(waiting)
             left = until - lab.now()
             progress(Progress(number, count=len(probes), problem=probe.problem, timed=count, seconds_left=left))
-        before = monitor.before(recent_s=math.inf)
+        monitor.before(recent_s=math.inf)
         timed = _time(lab, probe, attempt, found)
-        why = monitor.after(before)
+        why = monitor.after()
         if timed is None:
             continue
         if why is None:

@@ -22,7 +22,6 @@ from .report import Comparison, ProductComparison
 ROUNDS, MOST_ROUNDS = 24, 240  # at a time, and of a product
 PRECISE = 0.005  # noise of a ratio from which on more rounds are not worth their time
 TIMING_S = (0.5, 3.0)  # for the rounds of a product, at least and at most
-ATTEMPTS = 2  # at a product during which the GPU was not fit to be measured
 
 
 class Comparing:
@@ -64,20 +63,16 @@ class Comparing:
 
     def compare(self, problem: GemmProblem, way: Selection, timing_s: float) -> ProductComparison:
         """One product; a second time where the GPU was not fit to be measured during the first."""
-        why: str | None = None
-        for attempt in range(ATTEMPTS):
-            try:
+        try:
+            for attempt in self.monitor.attempts():
                 with closing(self.gpu.bench(problem, [way], attempt)) as bench:
                     bench.prepare(way)
                     bench.prepare(TORCH)
-                    before = self.monitor.before()
+                    self.monitor.before()
                     found = timed(bench, ProductComparison(problem, "measured", kernel=named(way)), timing_s)
-                why = self.monitor.after(before)
-            except (race.FailedError, torch.OutOfMemoryError) as error:
-                return ProductComparison(problem, "failed", f"{error}".splitlines()[0])
-            if why is None:
-                return found
-        return ProductComparison(problem, "refused", why or "")
+        except (race.FailedError, torch.OutOfMemoryError) as error:
+            return ProductComparison(problem, "failed", f"{error}".splitlines()[0])
+        return found if self.monitor.why is None else ProductComparison(problem, "refused", self.monitor.why)
 
 
 def timed(bench: Bench, report: ProductComparison, timing_s: float) -> ProductComparison:

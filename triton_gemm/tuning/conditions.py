@@ -4,10 +4,11 @@ it took at best, and nothing slows the clocks down."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 TOLERANCE = 0.05  # of the reference GEMM's time, and of clocks
+ATTEMPTS = 2  # at a trial during which the GPU was not fit to be measured
 STEADY = 1.1  # p80/p20 limit of the reference GEMM's times; on a shared GPU the spread is far larger
 
 
@@ -46,23 +47,30 @@ class Monitor:
     def __init__(self, look: Callable[[], Conditions], now: Callable[[], float]) -> None:
         self._look, self._now = look, now
         self.best_ms = math.inf  # of the reference GEMM
-        self.last: tuple[float, Conditions] | None = None  # when it was timed, and what was found
-        self.look_s = 0.0  # that it took
+        self.at, self.look_s = -math.inf, 0.0  # when it was timed last, and for how long
+        self.why: str | None = None  # times of the last attempt do not count
 
     def before(self, recent_s: float = 0.0) -> Conditions:
         """The conditions before a trial: the last ones, if they are less than `recent_s` old."""
-        if self.last is not None and self._now() - self.last[0] < recent_s:
-            return self.last[1]
-        begin, found = self._now(), self._look()
-        self.best_ms = min(self.best_ms, found.ms)
-        self.last = self._now(), found
-        self.look_s = self.last[0] - begin
-        return found
+        if self._now() - self.at >= recent_s:
+            begin, self.last = self._now(), self._look()
+            self.at = self._now()
+            self.look_s, self.best_ms = self.at - begin, min(self.best_ms, self.last.ms)
+        return self.last
 
-    def after(self, before: Conditions, *, clock_lags: bool = False) -> str | None:
+    def attempts(self, *, clock_lags: bool = False) -> Iterator[int]:
+        """Numbers attempts at a trial, until the GPU is fit to be measured during one. Each attempt calls `before`."""
+        for attempt in range(ATTEMPTS):
+            yield attempt
+            self.why = self.after(clock_lags=clock_lags)
+            if self.why is None:
+                return
+            self.at = -math.inf
+
+    def after(self, *, clock_lags: bool = False) -> str | None:
         """Why times since `before` do not count, or None. clock_lags: whether the driver's reading of the clock may be
         of the trial, and is read again if it alone is the reason."""
-        after = self.before()
+        before, after = self.last, self.before()
         why = complaint(before, after, self.best_ms)
         if clock_lags and why is not None and complaint(before, replace(after, mhz=0), self.best_ms) is None:
             why = complaint(before, self.before(), self.best_ms)

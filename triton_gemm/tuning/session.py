@@ -20,7 +20,7 @@ from ..tables.records import named
 from ..tables.weights import weight_of
 from . import race
 from .candidates import candidates, refused
-from .conditions import Conditions, Monitor
+from .conditions import ATTEMPTS, Conditions, Monitor
 from .gpu import TORCH, Way
 from .journal import Journal
 from .of_torch import torchs_product
@@ -30,7 +30,6 @@ from .rows import candidates_of_rows
 LEAST_S = 2.0  # of a race: of more problems than that leaves time for, the last are left out
 LEAST_OF_ROWS_S = 0.5  # of one among few candidates, for a range of rows
 MOST_S = 20.0
-ATTEMPTS = 2  # at a race during which the GPU was not fit to be measured
 FEW = 5  # candidates that are compiled when a race begins
 AHEAD, AHEAD_OF_ROWS = 1, 5  # problems whose candidates are compiled during a race; those of ranges have few
 PATIENCE = 0.25  # of the budget, until they are for the first product
@@ -232,18 +231,16 @@ class Session:
         """A race, or a second one where the GPU was not fit to be measured during the first; and the entrant without
         the candidates that there was no time for."""
         problem, ways = entrant.problem, entrant.ways
-        begin, why = self.lab.now(), ""
-        callback = self.progress_callback(problem, number)
-        for attempt in range(ATTEMPTS):
-            left = allowance - (self.lab.now() - begin)
-            if attempt and left < self.least_s(problem):
+        begin, callback = self.lab.now(), self.progress_callback(problem, number)
+        for attempt in self.monitor.attempts(clock_lags=True):  # a race compares within rounds
+            if attempt and allowance - (self.lab.now() - begin) < self.least_s(problem):
                 break
             try:
                 bench = self.lab.bench(problem, ways, ATTEMPTS * seed + attempt)
             except torch.OutOfMemoryError as error:
                 return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"{error}".splitlines()[0]), entrant
             try:
-                before = self.monitor.before(RECENT_S)
+                self.monitor.before(RECENT_S)
                 race_s = max(0.0, allowance - (self.lab.now() - begin) - self.monitor.look_s)
                 with_torch = self.wishes.bits == "any" and not independent and torchs_product(problem)[0] is not None
                 torch_s = min(OF_TORCH[0] * race_s, OF_TORCH[1]) if with_torch else 0.0
@@ -254,30 +251,27 @@ class Session:
                 return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"the model's choice: {error}"), entrant
             finally:
                 bench.close()
-            complained = self.monitor.after(before, clock_lags=True)  # a race compares within rounds
-            failed = (*entrant.left_out, *((named(way), reason) for way, reason in found.failed.items()))
-            if complained is None:
-                report = ShapeReport(
-                    problem=problem,
-                    calls=0,
-                    outcome="stays" if found.way == ways[0] else "tuned",
-                    choice=ways[0],
-                    selection=found.way,
-                    choice_us=1000 * found.incumbent_ms,
-                    us=1000 * found.ms,
-                    fastest_us=1000 * found.fastest_ms,
-                    noise=found.noise,
-                    candidates=len(ways),
-                    timed=found.timed,
-                    rounds=found.rounds,
-                    failed=failed,
-                    times=tuple(sorted((1000 * ms, named(way)) for way, ms in found.times.items())),
-                )
-                if of_torch is not None:
-                    report = replace(report, torch_us=of_torch[0] * report.us, torch_faster=of_torch[1])
-                return report, replace(entrant, ways=tuple(way for way in ways if way not in found.untried))
-            why, self.monitor.last = complained, None
-        return ShapeReport(problem, 0, "refused", choice=ways[0], candidates=len(ways), why=why), entrant
+        if (why := self.monitor.why) is not None:
+            return ShapeReport(problem, 0, "refused", choice=ways[0], candidates=len(ways), why=why), entrant
+        report = ShapeReport(
+            problem=problem,
+            calls=0,
+            outcome="stays" if found.way == ways[0] else "tuned",
+            choice=ways[0],
+            selection=found.way,
+            choice_us=1000 * found.incumbent_ms,
+            us=1000 * found.ms,
+            fastest_us=1000 * found.fastest_ms,
+            noise=found.noise,
+            candidates=len(ways),
+            timed=found.timed,
+            rounds=found.rounds,
+            failed=(*entrant.left_out, *((named(way), reason) for way, reason in found.failed.items())),
+            times=tuple(sorted((1000 * ms, named(way)) for way, ms in found.times.items())),
+        )
+        if of_torch is not None:
+            report = replace(report, torch_us=of_torch[0] * report.us, torch_faster=of_torch[1])
+        return report, replace(entrant, ways=tuple(way for way in ways if way not in found.untried))
 
     def progress_callback(self, problem: GemmProblem, number: tuple[int, int]) -> race.Callback[Selection]:
         if (progress := self.progress) is None:
