@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -15,14 +16,13 @@ from ..problem import GemmProblem
 from ..selection.select import Selection
 from ..tables.records import named
 from ..tuning import race
-from ..tuning.conditions import Monitor
+from ..tuning.conditions import ATTEMPTS, Monitor
 from ..tuning.session import Lab
 from .fit import Timed
 from .report import Progress
 
 ROUNDS = 7  # in which the candidates of a product take turns
 SLOW = 3.0  # times the model's choice: who is slower at the first call is not timed
-ATTEMPTS = 2  # at a product during which the GPU was not fit to be measured
 PAUSE_S = 0.02
 
 
@@ -74,11 +74,10 @@ def measure(
         why = monitor.after()
         if timed is None:
             continue
+        found.complaint = why or found.complaint
         if why is None:
             found.timed.append(timed)
-            continue
-        found.complaint = why
-        if attempt + 1 < ATTEMPTS:
+        elif attempt + 1 < ATTEMPTS:
             waiting.append((probe, attempt + 1))
         else:
             found.refused += 1
@@ -90,28 +89,22 @@ def _time(lab: Lab, probe: Probe, seed: int, found: Measured) -> Timed | None:
     """The times of a probe's candidates that can be timed, at least two, or None."""
     first, *others = probe.ways
     try:
-        bench = lab.bench(probe.problem, list(probe.ways), seed)
-    except torch.OutOfMemoryError as error:
+        with closing(lab.bench(probe.problem, list(probe.ways), seed)) as bench:
+            ms = {first: bench.prepare(first)}
+            for way in others:
+                try:
+                    ms[way] = bench.prepare(way)
+                except race.FailedError as error:
+                    found.failed.append((told(probe.problem, way), f"{error}"))
+            ways = [way for way in ms if ms[way] <= SLOW * ms[first]]
+            us = {probe.ways[way]: 1000 * median(row) for way, row in zip(ways, bench.time(ways, ROUNDS), strict=True)}
+    except (race.FailedError, torch.OutOfMemoryError) as error:
         found.failed.append((told(probe.problem, first), f"{error}".splitlines()[0]))
-        return None
-    us = None
-    try:
-        ms = {first: bench.prepare(first)}
-        for way in others:
-            try:
-                ms[way] = bench.prepare(way)
-            except race.FailedError as error:
-                found.failed.append((told(probe.problem, way), f"{error}"))
-        ways = [way for way in ms if ms[way] <= SLOW * ms[first]]
-        rows = zip(ways, bench.time(ways, ROUNDS), strict=True)
-        us = {probe.ways[way]: 1000 * median(row) for way, row in rows}
-    except race.FailedError as error:
-        found.failed.append((told(probe.problem, first), f"{error}"))
-    finally:
-        bench.close()
-    if us is None:  # others are compared with the next
-        return _time(lab, without(probe, first), seed, found) if len(others) > 1 else None
-    return Timed(probe.problem, us) if len(us) > 1 else None
+        if isinstance(error, torch.OutOfMemoryError) or len(others) < 2:
+            return None
+    else:
+        return Timed(probe.problem, us) if len(us) > 1 else None
+    return _time(lab, without(probe, first), seed, found)  # others are compared with the next
 
 
 def without(probe: Probe, *ways: Selection) -> Probe:
