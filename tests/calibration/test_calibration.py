@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import triton_gemm
 from tests.support import table_fakes
-from tests.support.tuner_fakes import FakeLab, Kernels
+from tests.support.lab_fakes import FakeLab
 from triton_gemm import calibration, tables
 from triton_gemm.calibration import figures, fit, kept, measuring, probes, session
 from triton_gemm.calibration.report import CalibrationReport, Progress
@@ -86,15 +86,10 @@ class Lab(FakeLab):
     def __init__(self, info: DeviceInfo, true: DeviceModel, seed: int = 0, off: float = 0.03, **how: Any) -> None:
         super().__init__(self.milliseconds, seed, **how)
         self.info, self.true, self.off = info, true, off
-        self.problem: GemmProblem | None = None
 
     def milliseconds(self, way: Selection) -> float:
-        assert self.problem is not None
-        return true_us(self.problem, candidate_of(self.problem, way), self.true, self.off) / 1000
-
-    def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Kernels:
-        self.problem = problem
-        return super().bench(problem, ways, seed)
+        problem, _ = self.benches[-1]
+        return true_us(problem, candidate_of(problem, way), self.true, self.off) / 1000
 
 
 def candidate_of(problem: GemmProblem, way: Selection) -> Candidate:

@@ -24,7 +24,7 @@ from perf.measure.operands import Check, Operands, Problem
 from perf.measure.providers import CUBLAS, OURS
 from perf.pages import __main__ as pages
 from perf.pages.results import Results
-from tests.support.plan_fakes import take_gpu_away
+from tests.support.lab_fakes import take_gpu_away
 from tests.support.processes import printed
 from tests.support.report_records import SURROUNDINGS, keys, made_up_sweep, spread
 from triton_gemm.functional import other_products, routing

@@ -16,7 +16,7 @@ from perf.calibrate import __main__ as calibrate
 from perf.calibrate import design, measure, regret, shapes, times
 from perf.calibrate.times import Measured
 from perf.measure import environment, operands, timer
-from tests.support.plan_fakes import take_gpu_away
+from tests.support.lab_fakes import FakePlan, take_gpu_away
 from tests.support.report_records import SURROUNDINGS
 from tests.support.table_fakes import HOPPER
 from triton_gemm.calibration import figures, kept, probes
@@ -364,22 +364,6 @@ def test_measuring_needs_the_kernels_gpu(capsys: pytest.CaptureFixture[str], mon
     assert "sm_90" in capsys.readouterr().err
 
 
-class FakePlan:
-    """Multiplies on the CPU; wrongly with tiles of `WRONG` rows."""
-
-    WRONG = 0
-
-    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
-        self.problem, self.device = problem, device
-        self.wrong = selection.config.BLOCK_M == self.WRONG
-
-    def run(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, auxiliary: tuple[torch.Tensor, ...] = ()) -> None:
-        assert not auxiliary
-        torch.matmul(a, b, out=c)
-        if self.wrong:
-            c[..., 0, 0] += 100
-
-
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets candidates be measured on the CPU, where plans compute and replays take no time."""
@@ -416,7 +400,9 @@ def test_wrong_results_are_not_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = select(gemm_problem(TINY[0][0]), HOPPER).config.BLOCK_M
-    monkeypatch.setattr(FakePlan, "WRONG", wrong)
+    ways = [way.selection() for shape, _ in TINY for way in measure.ways(gemm_problem(shape), HOPPER)]
+    of_wrong = {way: "one is off" for way in ways if wrong == way.config.BLOCK_M}
+    monkeypatch.setattr(FakePlan, "wrong", of_wrong)
     file = tmp_path / "file.json"
     assert calibrate.main(["measure", "--out", str(file)]) == 1
     failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("FAILED 72x64x64 nt: ")]

@@ -19,7 +19,7 @@ from perf.ladder.record import ProblemResult, Record
 from perf.measure import environment, numerics, operands, roofline, timer
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS
-from tests.support.plan_fakes import take_gpu_away
+from tests.support.lab_fakes import take_gpu_away
 from tests.support.report_records import SURROUNDINGS
 from triton_gemm.problem import UnsupportedOperandError
 from triton_gemm.tuning import timing

@@ -16,7 +16,7 @@ from perf.bench.scores import AUTOTUNED, INDUCTOR, TUNED, Sweep
 from perf.measure import operands, timer
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS, OURS
-from tests.support.plan_fakes import take_gpu_away
+from tests.support.lab_fakes import take_gpu_away
 from tests.support.report_records import keys, made_up_sweep, spread
 from triton_gemm.suites import SUITES
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ import torch
 
 import triton_gemm
 from tests.support import table_fakes
+from tests.support.lab_fakes import FakeLab, bench_of, small
 from tests.support.table_fakes import HOPPER, problem_of
-from tests.support.tuner_fakes import FakeLab, Kernels
-from tests.tuning.test_gpu_bench import FakePlan, bench_of, no_gpu, small, tuned_on_the_cpu  # noqa: F401
 from triton_gemm import tuning
 from triton_gemm.functional import routing
 from triton_gemm.problem import Layout
@@ -30,31 +30,9 @@ from triton_gemm.tuning.report import COLUMNS, Comparison, ProductComparison
 from triton_gemm.tuning.session import against_torch
 from triton_gemm.tuning.timing import DeviceLostError
 
+pytestmark = pytest.mark.usefixtures("no_gpu")
 SMALL, LARGE = problem_of(64, 4096, 4096), problem_of(4096, 4096, 4096)
-
-
-class Bench(Kernels):
-    """torch takes 1.2 ms, and what we choose 1 ms."""
-
-    has_torch = True
-    incumbent: Any = None
-
-    def errors(self) -> tuple[float, float]:
-        return 2e-3, 1e-3
-
-
-class Lab(FakeLab):
-    def __init__(self, true: Any = lambda way: 1.2 if way == TORCH else 1.0, **how: Any) -> None:
-        super().__init__(true)
-        self.kernels = Bench(true, **how)
-        self.full = ()
-
-    def bench(self, problem: Any, ways: Sequence[Any], seed: int) -> Any:
-        if problem in self.full:
-            raise torch.OutOfMemoryError("operands of 9 MiB are too much for 1 MiB of free memory\nand more")
-        found = super().bench(problem, ways, seed)
-        found.incumbent = ways[0]
-        return found
+Lab = partial(FakeLab, lambda way: 1.2 if way == TORCH else 1.0, has_torch=True)
 
 
 def compared(lab: Any, calls: Any, budget: float = 60.0, recorded: bool = False) -> Comparison:
@@ -98,7 +76,7 @@ def test_what_cannot_be_measured_is_told_and_others_are_measured() -> None:
     planes = replace(SMALL, dtype=torch.float32, out_dtype=torch.float32, precision="bf16x3")
     full, broken, empty = replace(SMALL, N=64), replace(SMALL, N=128), replace(SMALL, M=0)
     lab = Lab(broken=lambda way: "torch: it has no kernel" if way == TORCH and lab.benches[-1][0] == broken else None)
-    lab.full = (full,)  # type: ignore[assignment]
+    lab.full = (full,)
     report = compared(lab, {problem: 1 for problem in (planes, full, broken, empty, SMALL)})
     assert [(one.outcome, one.why) for one in report.products] == [
         ("failed", "torch has no fp32 product in bf16x3"),
@@ -202,15 +180,8 @@ def test_torchs_faults_are_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         bench.prepare(TORCH)
 
 
-def once(call: Callable[[], object]) -> float:
-    """A first call of a millisecond: what is slow at its first is not timed again."""
-    call()
-    return 1.0
-
-
 def test_torch_takes_turns_with_a_winner_that_was_timed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a bench of the tuner; where torch refuses, or the winner fails now, there is no ratio."""
-    monkeypatch.setattr(timing, "once_ms", once)
     bench, choice = bench_of(small(), tmp_path, "any")
     winner = table_fakes.another(small())
     bench.prepare(winner)
@@ -222,11 +193,7 @@ def test_torch_takes_turns_with_a_winner_that_was_timed_before(tmp_path: Path, m
     assert against_torch(bench, choice, 0.1) is None
 
 
-def test_a_tuning_of_any_bits_has_torchs_time(
-    tuned_on_the_cpu: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(timing, "once_ms", once)
+def test_a_tuning_of_any_bits_has_torchs_time(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (shape,) = triton_gemm.tune([small()], budget=20, bits="any").shapes
     assert shape.torch_us == shape.us == 1000.0 and not shape.torch_faster and str(shape).endswith("; torch 1 of ours")
 
@@ -263,7 +230,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     yield held
 
 
-def test_a_whole_comparison(tuned_on_the_cpu: Path, replays: list[bool]) -> None:  # noqa: F811
+def test_a_whole_comparison(tuned_on_the_cpu: Path, replays: list[bool]) -> None:
     seen: list[Comparison] = []
     report = triton_gemm.compare([small(), (48, 64, 96), small(bias="n")], progress=seen.append)
     first, second = report.products
@@ -275,7 +242,7 @@ def test_a_whole_comparison(tuned_on_the_cpu: Path, replays: list[bool]) -> None
     assert not list(tuned_on_the_cpu.glob("*.json")), "nothing is stored"
 
 
-def test_recorded_calls_are_counted(tuned_on_the_cpu: Path, replays: list[bool], tmp_path: Path) -> None:  # noqa: F811
+def test_recorded_calls_are_counted(tuned_on_the_cpu: Path, replays: list[bool], tmp_path: Path) -> None:
     recording.write(tmp_path / "shapes.json", {small(): 5, small(bias="n"): 2})
     report = triton_gemm.compare(tmp_path / "shapes.json")
     assert report.recorded and [one.calls for one in report.products] == [5, 2]
@@ -283,7 +250,7 @@ def test_recorded_calls_are_counted(tuned_on_the_cpu: Path, replays: list[bool],
     assert triton_gemm.compare({small(): 4}).recorded
 
 
-def test_what_runs_is_what_a_call_would_run(tuned_on_the_cpu: Path, replays: list[bool]) -> None:  # noqa: F811
+def test_what_runs_is_what_a_call_would_run(tuned_on_the_cpu: Path, replays: list[bool]) -> None:
     (one,) = triton_gemm.compare([small()]).products
     tuned = table_fakes.another(small(), 1)
     assert triton_gemm.tables.store(small(), tuned, HOPPER, us=1.0, default_us=2.0)
@@ -292,9 +259,7 @@ def test_what_runs_is_what_a_call_would_run(tuned_on_the_cpu: Path, replays: lis
 
 
 def test_what_is_routed_does_not_count(
-    tuned_on_the_cpu: Path,  # noqa: F811
-    replays: list[bool],
-    monkeypatch: pytest.MonkeyPatch,
+    tuned_on_the_cpu: Path, replays: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's product would be ours under `use`: the innermost rule refuses all meanwhile."""
     seen: list[Any] = []

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +15,9 @@ import torch
 
 import triton_gemm
 from tests.support import table_fakes
-from tests.support.plan_fakes import FakeReplay
+from tests.support.lab_fakes import CPU, Event, FakePlan, bench_of, others, small
 from tests.support.processes import printed
-from tests.support.table_fakes import HOPPER, another
+from tests.support.table_fakes import HOPPER
 from triton_gemm import calibration, tables, tuning
 from triton_gemm.calibration import probes
 from triton_gemm.hardware import device_model, nvml
@@ -29,103 +26,16 @@ from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime import policies
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import Selection, select
+from triton_gemm.selection.select import select
 from triton_gemm.suites.shapes import Shape
-from triton_gemm.tuning import candidates, gpu, operands, timing, truth
+from triton_gemm.tuning import gpu, operands, timing, truth
 from triton_gemm.tuning.gpu import Gpu
 from triton_gemm.tuning.journal import Journal
 from triton_gemm.tuning.race import FailedError
 from triton_gemm.tuning.timing import DeviceLostError
 
-CPU = torch.device("cpu")
 BF16 = torch.bfloat16
-
-
-def small(**changes: Any) -> GemmProblem:
-    return replace(table_fakes.problem_of(48, 64, 96), **changes)
-
-
-class FakePlan:
-    """Multiplies by torch; `wrong` says what each configuration does instead."""
-
-    wrong: dict[Any, Any]
-
-    def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device) -> None:
-        self.problem, self.selection = problem, selection
-        if self.wrong.get(selection) == "has no plan":
-            raise KeyError(64)
-
-    def compile(self) -> None:
-        if self.wrong.get(self.selection) == "does not compile":
-            raise RuntimeError("PassManager::run failed\nand more")
-
-    def run(self, a: Any, b: Any, c: Any, auxiliary: Any = (), alpha: float = 1.0, beta: float = 0.0) -> None:
-        wrong = self.wrong.get(self.selection)
-        assert len(auxiliary) == len(self.problem.auxiliary)
-        if wrong == "raises":
-            raise ValueError("it cannot be launched")
-        product = (a.float() @ b.float()) * (1.001 if wrong == "off" else 1.5 if wrong == "far off" else 1.0)
-        c.copy_(product + beta * c.float() if beta else product)
-        if wrong == "leaves a row":
-            c[3] = float("nan")
-
-
-class Event:
-    hangs = False
-
-    def __init__(self, **_: Any) -> None:
-        self.at = 0.0
-
-    def record(self) -> None:
-        self.at = time.perf_counter()
-
-    def query(self) -> bool:
-        return not self.hangs
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, other: Event) -> float:
-        return max(1e-3, 1000 * (other.at - self.at))
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    FakePlan.wrong = {}
-    properties = SimpleNamespace(L2_cache_size=50_000)
-    cuda = {
-        "Event": Event,
-        "synchronize": lambda *_: None,
-        "set_device": lambda *_: None,
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "get_device_capability": lambda *_: (9, 0),
-        "get_device_properties": lambda *_: properties,
-        "mem_get_info": lambda *_: (2**30, 2**31),
-        "is_current_stream_capturing": lambda: False,
-    }
-    for name, value in cuda.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(gpu, "GemmPlan", FakePlan)
-    monkeypatch.setattr(gpu, "Worker", lambda _: None)
-    monkeypatch.setattr(gpu, "device_info", lambda _: HOPPER)
-    monkeypatch.setattr(timing, "Replay", FakeReplay)
-    monkeypatch.setattr(timing, "occupy", lambda clocks: None)
-    with table_fakes.default_policy():
-        yield
-
-
-def bench_of(problem: GemmProblem, tmp_path: Path, bits: Any = "same", measure: Any = "graph") -> tuple[Any, Selection]:
-    journal = Journal(tmp_path / "x.tuning.jsonl", "1")
-    lab = Gpu(CPU, journal, bits, measure)
-    choice = select(problem, HOPPER)
-    bench = lab.bench(problem, [choice, *others(problem)], seed=1)
-    assert bench.prepare(choice) > 0
-    return bench, choice
-
-
-def others(problem: GemmProblem) -> list[Selection]:
-    return [another(problem, nth) for nth in range(1, 4)]
+pytestmark = pytest.mark.usefixtures("no_gpu")
 
 
 def test_candidates_are_compiled_checked_and_timed_in_turns(tmp_path: Path) -> None:
@@ -484,19 +394,6 @@ def test_shapes_are_problems() -> None:
         with pytest.raises((TypeError, ValueError), match="shapes"):
             tuning.problems_of(wrong, BF16, "nn")  # type: ignore[arg-type]
     assert next(iter(tuning.problems_of([(8, 8, 8)], torch.int8, "nn"))).out_dtype == torch.int32
-
-
-@pytest.fixture
-def tuned_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = table_fakes.own_folder(tmp_path, monkeypatch)
-    monkeypatch.setattr(tuning, "device_info", lambda _: HOPPER)
-    monkeypatch.setattr(tuning, "gpu_of", lambda _: CPU)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(candidates, "KEEP", 5)
-    monkeypatch.setattr(candidates, "LEAST", 1)
-    tuning._chosen.cache_clear()
-    return folder
 
 
 def test_a_whole_tuning(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.tuner_fakes import REPLAY_S, Kernels
+from tests.support.lab_fakes import REPLAY_S, Kernels
 from triton_gemm.tuning import race
 from triton_gemm.tuning.race import FailedError, Race
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import table_fakes
+from tests.support.lab_fakes import FakeLab
 from tests.support.table_fakes import HOPPER, problem_of
-from tests.support.tuner_fakes import FakeLab
 from triton_gemm import tables, tuning
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.bit_classes import bit_class

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from tests.support import table_fakes
+from tests.support.lab_fakes import FakeLab, Kernels
 from tests.support.table_fakes import HOPPER, problem_of
 from tests.support.threads import at_once
-from tests.support.tuner_fakes import FakeLab, Kernels
 from triton_gemm import tables
 from triton_gemm.kernels import portable
 from triton_gemm.problem import GemmProblem
@@ -167,9 +167,9 @@ def test_what_cannot_be_stored_is_told(known: bool, folder: Path, monkeypatch: p
 
 
 def with_torch(torch_ms: float, choice_ms: float = 1.0, other_ms: float = 1.2) -> FakeLab:
-    lab = FakeLab(lambda way: torch_ms if way == TORCH else choice_ms if way.source == "model" else other_ms)
-    lab.kernels.has_torch = True
-    return lab
+    return FakeLab(
+        lambda way: torch_ms if way == TORCH else choice_ms if way.source == "model" else other_ms, has_torch=True
+    )
 
 
 @pytest.mark.parametrize(("torch_ms", "faster"), [(0.8, True), (0.998, False), (1.3, False), (3.0, False)])

@@ -12,7 +12,7 @@ from perf.ladder import by_hand, rungs_and_twins
 from perf.ladder.record import Resources
 from perf.measure import operands, timer
 from perf.measure.providers import CUBLAS
-from tests.support.plan_fakes import take_gpu_away
+from tests.support.lab_fakes import take_gpu_away
 from tests.support.table_fakes import HOPPER
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.ladder import LADDER, Rung, command
