@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..problem import GemmProblem
+from ..tuning.report import values
 
 # "kept": the model is stored, and used from now on; "not kept": it was not wanted (keep=False), or the folder cannot be
 # written to; "unchanged": it predicts products that it was not fitted to no better than the model before, or picks
@@ -73,18 +74,12 @@ class CalibrationReport:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them; None for what was not measured."""
         names = ("outcome", "why", "device", "start", "budget", "seconds", "shapes", "timed", "repeated")
-        pairs = {
-            f"{name}_{when}": None if math.isnan(value) else value
-            for name in ("error", "regret")
-            for when, value in zip(("before", "after"), getattr(self, name), strict=True)
-        }
+        error, regret = values(self, "error", "regret").values()
+        pairs = {"error_before": error[0], "error_after": error[1]}
+        pairs |= {"regret_before": regret[0], "regret_after": regret[1]}
         figures = {name: {"before": before, "after": after} for name, before, after in self.figures}
-        given = {name: getattr(self, name) for name in names} | pairs
-        return given | {
-            "path": None if self.path is None else str(self.path),
-            "failed": [list(pair) for pair in self.failed],
-            "figures": figures,
-        }
+        path = self.path and str(self.path)
+        return {**values(self, *names), **pairs, "path": path, **values(self, "failed"), "figures": figures}
 
     def __str__(self) -> str:
         lines = [f"  {what}: {why}" for what, why in self.failed]

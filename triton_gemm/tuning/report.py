@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..problem import GemmProblem, problem_text
@@ -13,6 +13,10 @@ from ..tables.files import Bits
 from ..tables.records import plain
 
 Measure = Literal["graph", "eager"]
+SHAPE_FIELDS = (
+    *("problem", "calls", "outcome", "candidates", "timed", "rounds", "choice_us", "us", "fastest_us", "noise"),
+    *("torch_us", "torch_faster", "choice", "selection", "why", "stored", "failed", "again", "times"),
+)
 COLUMNS = ("calls", "torch us", "triton_gemm us", "ratio", "noise %", "torch's error", "our error")
 
 # "tuned": a selection was stored, unless `why` says that a table's stays; "stays": the model's choice was not beaten;
@@ -181,22 +185,9 @@ class TuningReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them; None for what was not measured."""
-        shapes = [
-            {
-                "problem": plain(one.problem),
-                **{name: getattr(one, name) for name in ("calls", "outcome", "candidates", "timed", "rounds")},
-                **{name: _number(getattr(one, name)) for name in ("choice_us", "us", "fastest_us", "noise")},
-                **{"torch_us": _number(one.torch_us), "torch_faster": one.torch_faster},
-                **{name: getattr(one, name) and str(getattr(one, name)) for name in ("choice", "selection")},
-                **{"why": one.why, "stored": one.stored, "failed": [list(pair) for pair in one.failed]},
-                "again": [{"same": race.same, "slower": race.slower} for race in one.again],
-                "times": [list(pair) for pair in one.times],
-            }
-            for one in self.shapes
-        ]
-        names = ("regret_before", "regret_after", "same_again", "within_1_percent", "served")
-        given = {name: getattr(self, name) for name in ("device", "bits", "measure", "budget", "seconds")}
-        return {**given, **{name: _number(getattr(self, name)) for name in names}, "shapes": shapes}
+        names = ("device", "bits", "measure", "budget", "seconds", "regret_before", "regret_after", "same_again")
+        shapes = [values(one, *SHAPE_FIELDS) for one in self.shapes]
+        return {**values(self, *names, "within_1_percent", "served"), "shapes": shapes}
 
     def __str__(self) -> str:
         lines = [str(one) for one in self.shapes]
@@ -258,8 +249,7 @@ class ProductComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them; None for what was not measured."""
-        found = {name: None if x != x else x for name, x in asdict(self).items()}
-        return {"product": problem_text(self.problem), **found, "problem": plain(self.problem)}
+        return {"product": problem_text(self.problem), **values(self, *vars(self))}
 
 
 @dataclass(frozen=True)
@@ -290,8 +280,8 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them; None for what was not measured."""
-        fields = {name: getattr(self, name) for name in ("device", "recorded", "seconds", "torch_ms", "ours_ms")}
-        return fields | {"products": [one.as_dict() for one in self.products]}
+        products = [one.as_dict() for one in self.products]
+        return {**values(self, "device", "recorded", "seconds", "torch_ms", "ours_ms"), "products": products}
 
     def __str__(self) -> str:
         measured = [one for one in self.products if one.measured]
@@ -320,5 +310,12 @@ def _mean(ratios: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) - 1 if ratios else math.nan
 
 
-def _number(x: float) -> float | None:
-    return None if math.isnan(x) else x
+def values(of: object, *names: str) -> dict[str, Any]:
+    """Attributes as JSON has them; None for what was not measured."""
+    return {name: _value(getattr(of, name)) for name in names}
+
+
+def _value(x: Any) -> Any:
+    if isinstance(x, tuple):
+        return [_value(y) for y in x]
+    return str(x) if isinstance(x, Selection) else None if x != x else plain(x)
