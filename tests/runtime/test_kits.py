@@ -282,6 +282,7 @@ def test_triton_is_not_hashed_where_kits_are(
     hashed: list[bool] = []
     monkeypatch.setattr(routing, "hash_triton_in_background", lambda: hashed.append(True))
     monkeypatch.setattr(routing, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(routing._overrides, "register", lambda: True)
     monkeypatch.setattr(routing._by_cpp, "change", lambda *_: None)
     if has != "the package":

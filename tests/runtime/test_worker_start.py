@@ -36,12 +36,14 @@ def asked_anew() -> Iterator[None]:
 
 def seen_by_a_worker(**how: Any) -> Any:
     begin = worker.START.partition(f"from {worker.__name__}")[0]
-    made = Worker(None, [sys.executable, "-c", begin + LOOKS], **how)
+    seen: list[Any] = []
+    made = Worker(None, [sys.executable, "-c", begin + LOOKS], **how, on_made=seen.append)
     made.start()
     try:
-        return made.compile("", 10)
+        assert made.compile("", 10) is None
     finally:
         made.end()
+    return seen[0]
 
 
 def compile_one() -> None:

@@ -87,6 +87,7 @@ class Gpu:
         patch.setattr(step, "compiled", self.compile)
         patch.setattr(step, "compiled_before", self.load)
         patch.setattr(background, "is_warm", lambda: self.warm)
+        patch.setattr(binaries, "_received", {})
         patch.setattr(step, "machine_code", lambda binary: binary)
         ran = self.ran.append
         patch.setattr(step.Step, "_load", lambda made, binary: setattr(made, "call", lambda *_: ran(binary)))

@@ -164,7 +164,7 @@ def _without_cuda(function: str, required: bool) -> None:
     _warn_once(f"{says}: torch computes. use(required=True) raises an error instead", 6 if function == "use" else 5)
 
 
-@cache
+@lru_cache(8)
 def _warn_once(says: str, stacklevel: int) -> None:
     warnings.warn(says, stacklevel=stacklevel)
 

@@ -285,7 +285,10 @@ def _device_info(device: Device | None, a: torch.Tensor) -> DeviceInfo:
         except ValueError as error:
             raise ValueError(f"explain(): {error}") from None
     if where.type == "cpu" and not INTERPRETED:
-        raise RuntimeError('explain() of CPU tensors: name a GPU to choose for, as in device="h200"; none need be here')
+        raise RuntimeError(
+            'explain(): name a GPU to choose for, as in device="h200", which need not be here, '
+            "or set TRITON_INTERPRET=1 before Python starts, for what CPU tensors run on then"
+        )
     if INTERPRETED and where.type != "cuda":
         return INTERPRETER
     if not torch.cuda.is_available():

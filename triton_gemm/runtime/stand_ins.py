@@ -144,8 +144,8 @@ def alike(
         loaded = [x for of_one in of_configs(problem, device, configs, parts) for x in of_one]
     limit = max(own_us * SLOWER, own_us + LOST_US)
     within_limit = sorted((x for x in loaded if x[0] <= limit), key=itemgetter(0))
-    every = merge(within_limit, _of_kits(problem, device, own_us) if of_kits else (), key=itemgetter(0))
-    for _, candidate in every:
+    others = _of_kits(problem, device, own_us) if of_kits and not selection.batch_invariant else ()
+    for _, candidate in merge(within_limit, others, key=itemgetter(0)):
         if bit_class(problem, candidate) == wanted and illegal(problem, device, candidate) is None:
             yield Selection.of(candidate, f"until {selection.kernel} {selection.config} is compiled")
 
