@@ -1,15 +1,15 @@
 """Builds the machine code that the package is to ship, without a GPU: python -m perf.kit.
 
 What it holds is chosen by use: GEMMs of the suites' models and drawn ones of every regime, in the choices for an H100
-and an H200, with the dtypes, epilogues and derivatives that models use. Of each kernel the weights of the GEMMs that
-need it are added up. Of candidates that are predicted to tie, the one whose kernels most other GEMMs can use is taken.
+and an H200, with the dtypes, epilogues and derivatives that models use. A kernel's weight is the sum of the weights of
+the GEMMs that need it. If candidates tie, the one whose kernels most GEMMs share is taken.
 COUNT kernels are compiled, or kept from the file: the heaviest, and one of STAND_INS as a stand-in for GEMMs that would
 wait for the compiler without it.
 
 --served SEED prints the share of other GEMMs that need no other kernel. --verify recompiles a random 5 % of the kernels
 and compares their machine code. Building and these two run with Triton 3.9; pip installs it into build/drift if it is
 missing. --bits I/N compares results of the kit with results of kernels that the installed Triton compiles. It needs a
-GPU and TRITON_GEMM_KIT, and runs part I of N. --check counts kernels whose source has changed, with any Triton.
+GPU, and runs part I of N. --check counts kernels whose source has changed, with any Triton.
 
 Exit status: 1 if a kernel failed, differs or is stale, or there is no kit to check; 2 for a mistake in the call.
 """

@@ -187,6 +187,10 @@ def test_what_a_worker_has_sent_is_loaded_without_triton(gpu: Gpu, monkeypatch: 
         monkeypatch.setattr(step, name, lambda *_: {}["asked of Triton"])
     gpu.end()
     gpu.ran.clear()
+    for why in ((step.kit, "is_unchanged", False), (step, "compiles_anew", True)):
+        with monkeypatch.context() as patch, pytest.raises(KeyError):
+            patch.setattr(*why[:2], lambda why=why: why[2])
+            call(second)
     call(second)
     assert second.compiled and gpu.ran == own(second)
     with pytest.raises(KeyError):

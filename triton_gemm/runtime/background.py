@@ -183,7 +183,7 @@ def _compiler(plan: GemmPlan, device: DeviceInfo) -> Compiler:
 
 
 def _ended(device: DeviceInfo, job: object, error: str | None) -> None:
-    """A worker has left the binaries of a job in Triton's cache, from where calls load them, or could not."""
+    """A worker has sent the binaries of a job, and left them in Triton's cache, or could not compile them."""
     wanted = cast(Wanted, job)
     if _lost:
         return

@@ -122,6 +122,15 @@ def source_hash(file: str) -> str | None:
         return None
 
 
+def is_unchanged() -> bool:
+    """Whether no source of a kernel was changed after this process had imported it, as a reload or pip does."""
+    files = *PACKAGE.glob("kernels/**/*.py"), *PACKAGE.glob("compat/*.py")
+    try:
+        return all(file.stat().st_ctime_ns <= _IMPORTED for file in files)
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel of a kit. sources: as `sources_of` says."""

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..compat import MachineCode, launch_hooks, load_hook, loading, machine_code
+from ..compat import MachineCode, compiles_anew, launch_hooks, load_hook, loading, machine_code
 from ..hardware import driver
 from ..kernels.launch import Launch, Pointer, Scalar, TensorMap, compiled, compiled_before
-from . import kits
+from . import kit, kits
 from .binaries import SCALARS, received
 
 # Of each type of a parameter, as Triton names it: how it is packed.
@@ -187,7 +187,8 @@ class Step:
                 if isinstance(error, driver.DriverError) and error.error not in driver.INCOMPATIBLE:
                     raise  # out of memory, for example, or what an earlier kernel did
                 kits.refuse(found[1], error)
-        if self.call is None and (made := received(self.launch, operands, self.capability)) is not None:
+        made = None if self.call is not None else received(self.launch, operands, self.capability)
+        if made is not None and kit.is_unchanged() and not compiles_anew():
             self._load(made)
         return self.call is not None
 

@@ -39,6 +39,6 @@ def run(x, out):
 HINTS = (
     "The sign is a bit of its own, so magnitudes can be rounded as whole numbers: add half of the last bit that stays, "
     "then clear the bits below it. A carry into the exponent is right as it is.",
-    "Half of the last bit that stays is 0x1000. For a NaN whose last bits alone are set, the sum is infinity: "
-    "`x == x` is false for a NaN.",
+    "Half a unit in the last place of tf32 is 0x1000. A NaN with only low mantissa bits set would become infinity: "
+    "detect NaNs by `x == x`, which is false.",
 )
