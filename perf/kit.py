@@ -1,8 +1,8 @@
 """Builds the machine code that the package is to ship, without a GPU: python -m perf.kit.
 
-What it holds is chosen by use: GEMMs of the suites' models and drawn ones of every regime, in the choices for an H100
-and an H200, with the dtypes, epilogues and derivatives that models use. A kernel's weight is the sum of the weights of
-the GEMMs that need it. If candidates tie, the one whose kernels most GEMMs share is taken.
+What it holds is chosen by use: GEMMs of the suites, of perf.models' passes, and drawn ones of every regime, in the
+choices for an H100 and an H200, with the dtypes, epilogues and derivatives that models use. A kernel's weight is the
+sum of the weights of the GEMMs that need it. If candidates tie, the one whose kernels most GEMMs share is taken.
 COUNT kernels are compiled, or kept from the file: the heaviest, and one of STAND_INS as a stand-in for GEMMs that would
 wait for the compiler without it.
 
@@ -37,6 +37,7 @@ from perf.common import formats
 from perf.common.files import shown
 from perf.drift import toolchain
 from perf.measure.environment import ROOT
+from perf.models import products, zoo
 from triton_gemm.cli.words import problem_text
 from triton_gemm.compat import without_lines
 from triton_gemm.hardware.gpus import named_device
@@ -70,7 +71,7 @@ UNSEEN = {
     "mistral-small-24b": ((4096, 5120), (1024, 5120), (5120, 4096), (32768, 5120), (5120, 32768)),
 }
 MODES = {"bf16": 1.0, "fp16": 0.5, "tf32": 0.1, "ieee": 0.05, "bf16x6": 0.02, "fp8": 0.05, "fp8 fast": 0.1}
-HALVES = ("bf16", "fp16")
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LISTED, FORWARD, BACKWARD, OTHERS = 4.0, 3.0, 1.5, 1.0  # weights of one GEMM
 # What a layer adds to its product, and how often.
 EPILOGUES = {"plain": 1.0, "bias": 0.4, "beta": 0.2, "gelu": 0.1, "silu": 0.05, "swiglu": 0.3}
@@ -94,6 +95,12 @@ def calls(seed: int) -> Iterator[Call]:
     for suite in SUITES.values() if seed == SEED else ():
         for shape in suite.shapes if suite.mode is None else ():
             yield from in_modes(replace(shape, weights=0, trained=False), LISTED, "plain")
+    for of in filter(products.is_read, zoo.LIST):
+        for problem in products.problems(of, seed):
+            for mode in HALVES if problem.dtype == torch.bfloat16 else ("ieee",):
+                dtype = HALVES.get(mode, problem.dtype)
+                of_mode = replace(problem, dtype=dtype, out_dtype=dtype)
+                yield Call(of_mode, FORWARD / (1 + (mode == "fp16")), groups_of(of_mode, mode, "of passes", ""))
     known = sorted({(x.N, x.K) for name in ("prefill", "decode", "llm") for x in SUITES[name].shapes})
     for _ in range(LAYERS):
         model = "" if seed == SEED else random.choice([*UNSEEN])
@@ -106,7 +113,7 @@ def calls(seed: int) -> Iterator[Call]:
                 problem = with_epilogue(gemm_problem(Shape(M, N, K, layout="nt"), mode), epilogue)
                 yield Call(problem, FORWARD * often * MODES[mode], groups_of(problem, mode, epilogue, model))
         for back in (Shape(M, K, N), Shape(N, K, M, layout="tn")):
-            yield from in_modes(back, BACKWARD, "backward", HALVES, model)
+            yield from in_modes(back, BACKWARD, "backward", [*HALVES], model)
 
 
 def in_modes(shape: Shape, weight: float, what: str, modes: Sequence[str] = (), model: str = "") -> Iterator[Call]:

@@ -149,10 +149,14 @@ class Kit:
     digest: str
     capability: tuple[int, int]
     made_by: Mapping[str, str]
-    hashes: Mapping[str, str]
-    kernels: Mapping[str, tuple[int, int, list[Any]]]  # by key: group, number there, MachineCode without its code
-    sources: Mapping[str, tuple[str, ...]]  # of a kernel's function
-    groups: tuple[tuple[int, int, str, tuple[int, ...]], ...]  # where each begins and ends, its hash, lengths of code
+    hashes: Mapping[str, str] = field(repr=False)
+    kernels: Mapping[str, tuple[int, int, list[Any]]] = field(
+        repr=False
+    )  # by key: group, number there, MachineCode without its code
+    sources: Mapping[str, tuple[str, ...]] = field(repr=False)  # of a kernel's function
+    groups: tuple[tuple[int, int, str, tuple[int, ...]], ...] = field(
+        repr=False
+    )  # where each begins and ends, its hash, lengths of code
     _last: dict[int, list[bytes]] = field(default_factory=dict, repr=False)  # the group that was unpacked last
 
     def find(self, key: str) -> MachineCode | None:

@@ -33,6 +33,7 @@ VARIABLE = "TRITON_GEMM_KIT"
 SHIPPED = kit.PACKAGE / "kits"
 NAMES = {(9, 0): "sm_90a.kit"}  # by compute capability
 TIES = 1.02  # of the least predicted time, to which a kernel that a kit has is chosen: the model's error is more
+ANOTHER = 1.1  # likewise with a Triton that is not the kits', of the time of what that would take seconds to compile
 
 log = logging.getLogger("triton_gemm")
 
@@ -101,13 +102,15 @@ def contents(capability: tuple[int, int]) -> str:
 @generation.of_models(4096)
 def choice(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
     """The model's choice in the forms of kits (`forms`), or the first of its `ties`, of which kits hold all kernels.
-    Where the installed Triton is not the kits', a candidate may take as long as what that would compile instead."""
+    Where the installed Triton is not the kits', it may take ANOTHER times as long as what that would compile."""
     if not used(device.capability):
         return None
     alone = problem.to_choose_for()
     try:
         by_model = remembered(alone, device, True)
-        limit_us = _predicted(alone, device, remembered(alone, device)) if others(device.capability) else 0.0
+        limit_us = 0.0
+        if others(device.capability):
+            limit_us = ANOTHER * _predicted(alone, device, remembered(alone, device))
     except RuntimeError:  # there is none
         return None
     with forms.of_kits():
