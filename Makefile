@@ -200,6 +200,7 @@ check: $(READY) ## format, lint, types and layers; changes nothing
 	step clang-format sh -c "$(CUDA_SOURCES) | xargs -r '$(BIN)clang-format' --dry-run -Werror"; \
 	step mypy '$(PY)' -m mypy; \
 	step lint-imports '$(BIN)lint-imports' --no-cache --no-logo; \
+	step choices env -u TRITON_INTERPRET '$(PY)' -m perf.choices --changes; \
 	echo '==> kit'; env -u TRITON_INTERPRET '$(PY)' -m perf.kit --check || [ $$? = 1 ] || failed="$$failed kit"; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed. 'make format' mends formatting."; exit 1; fi; \
 	echo "All checks passed."

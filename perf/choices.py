@@ -2,8 +2,9 @@
 
 Needs no GPU. A product's choice may differ from that in perf/results/<gpu>/choices.csv only if the newest race that
 timed both finds it at most 2 % slower. In the mean choices may become 0.3 % slower. Choices that no race has timed are
-listed, and may be 3 % of all; `python -m perf.tuning suites` times them. --update writes today's choices. Kits are left
-out, so that a changed kernel is no changed choice. Exit status: 1 if a limit is exceeded, 2 for a mistake in the call.
+listed, and may be 3 % of all; `python -m perf.tuning suites` times them. --changes, a step of `make check`, does not
+count those that are the committed ones. --update writes today's choices. Kits are left out, so that a changed kernel is
+no changed choice. Exit status: 1 if a limit is exceeded, 2 for a mistake in the call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perf.common import arguments as args
@@ -113,10 +114,11 @@ def exceeded(found: Sequence[Found]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.choices", description=__doc__)
     parser.add_argument("--update", action="store_true", help="write today's choices")
+    parser.add_argument("--changes", action="store_true", help="do not count unchanged choices that no race has timed")
     parser.add_argument("--missing", choices=GPUS.values(), help="print only the products of this GPU not recorded yet")
     given = parser.parse_args(arguments)
     if given.missing:
-        args.refuse(parser, given, ("update",), "--missing writes nothing")
+        args.refuse(parser, given, ("update", "changes"), "--missing prints products alone")
     failed = False
     for gpu, today in chosen_as_recorded().items():
         file = RESULTS / slug(gpu) / FILE
@@ -125,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with file.open(newline="") as opened:
                 before = {row["product"]: row["choice"] for row in csv.DictReader(opened)}
         found = list(compared(today, before, races(gpu, RESULTS)))
+        if given.changes:
+            found = [replace(x, lost=0.0) if x.before == x.today else x for x in found]
         changed = [x for x in found if x.before not in (None, x.today)]
         unknown = [x for x in found if x.lost is None]
         if given.missing is not None:

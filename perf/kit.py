@@ -345,7 +345,7 @@ def output(problem: GemmProblem, selection: Selection, device: torch.device, of_
         step.of_kits = of_kits
     a, b, c, *others = operands(problem, 1, device)[0]
     plan.run(a, b, c, tuple(others), 1.0, float(problem.has_beta))
-    return c.contiguous().view(torch.uint8)
+    return c.reshape(-1).view(torch.uint8)
 
 
 def with_triton(arguments: Sequence[str]) -> int:

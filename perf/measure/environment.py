@@ -67,6 +67,11 @@ NO_FIGURE = (
 )
 CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 # What must be equal for two measurements to stand in one record.
+PAIRS = (
+    [["2", "11"], ["3", "6"]],
+    [["2", "13"], ["3", "7"]],
+    [["2", "15"], ["3", "9"]],
+)  # torch, and the Triton it brings
 IDENTITY = ("gpu", "driver", "power_limit_w", "torch", "triton", "cuda", "sources")
 
 
@@ -271,13 +276,20 @@ def committed(results: Path, files: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda record: order(record["environment"]))
 
 
+def is_from_pip(made: Mapping[str, Any]) -> bool:
+    """Whether an environment's torch brings its Triton, so that `pip install torch` gives the pair."""
+    return [str(made["torch"]).split(".")[:2], str(made["triton"]).split(".")[:2]] in PAIRS
+
+
 def newest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the records of each GPU, which have their `environment`, those with its newest Triton, in their order."""
+    """Of the records of each GPU, which have their `environment`, those with its newest Triton, and those of pairs from
+    pip, in their order."""
     records = list(records)
     latest: dict[str, list[int]] = {}
     for gpu, version in (order(record["environment"]) for record in records):
         latest[gpu] = max(latest.get(gpu, []), version)
-    return [record for record in records if order(record["environment"]) in latest.items()]
+    made = ((record, record["environment"]) for record in records)
+    return [record for record, of in made if order(of) in latest.items() or is_from_pip(of)]
 
 
 def slug(gpu: str | None) -> str:

@@ -242,9 +242,13 @@ def _tf32(record: Record) -> str:
 
 
 def _summary(results: Results, folder: Path) -> str:
-    """README's table: of the H100, or of another GPU where no sweep of it is committed."""
-    groups = sorted(_sweeps_of_gpus(results), key=lambda sweeps: GPU not in sweeps[0]["environment"]["gpu"])
+    """README's table: of a torch and Triton that pip gives, if there is one, and then of the H100."""
+    groups = sorted(_sweeps_of_gpus(results), key=lambda sweeps: _order(sweeps[0]["environment"]))
     return _speeds(groups[:1], summary.SUITES, folder)
+
+
+def _order(made: dict[str, Any]) -> tuple[bool, bool]:
+    return not environment.is_from_pip(made), GPU not in made["gpu"]
 
 
 def _bench(results: Results, folder: Path) -> str:

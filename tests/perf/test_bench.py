@@ -157,13 +157,15 @@ def test_a_table_says_what_failed_and_has_cells_for_every_column() -> None:
 
 
 def test_the_newest_committed_sweeps_of_a_gpu_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those of a torch and the Triton that it brings."""
     one, two = keys("square", 2)
     for version, ratio in (("3.10.0", 1.5), ("3.6.0", 1.25)):
-        surroundings = {**SURROUNDINGS, "triton": version}
+        surroundings = {**SURROUNDINGS, "triton": version, "torch": "2.12.0"}
         folder = bench_tables.folder_of(tmp_path, surroundings)
         folder.mkdir(parents=True)
         write_json(folder / "square.json", made_up_sweep("square", {one: ratio}, environment=surroundings))
-    write_json(folder / "square-unseen-5.json", made_up_sweep("square", {two: 1.0}, unseen=5))
+    unseen = made_up_sweep("square", {two: 1.0}, unseen=5, environment=surroundings)
+    write_json(folder / "square-unseen-5.json", unseen)
     assert folder == tmp_path / "made-up-gpu" / "bench" / "3.6.0"
     found = bench_tables.committed(tmp_path)
     versions = [(sweep["environment"]["triton"], sweep["unseen"]) for sweep in found]
@@ -175,6 +177,9 @@ def test_the_newest_committed_sweeps_of_a_gpu_are_shown(tmp_path: Path, monkeypa
     for file in tmp_path.rglob("*.md"):
         assert file.parent.name == "3.10.0" and "1.500" in file.read_text()
     assert pages.stale() == []
+    for made in found[:2]:
+        made["environment"]["torch"] = "2.11.0+cu130"
+    assert environment.newest(found) == found
 
 
 def test_every_committed_sweep_is_on_a_page() -> None:

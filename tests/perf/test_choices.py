@@ -67,15 +67,19 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     (tmp_path / slug(H100)).mkdir()
     assert choices.main([]) == 1 and "timed in no race" in capsys.readouterr().err
     assert choices.main(["--missing", "h100"]) == 0 and capsys.readouterr().out.splitlines() == list(today)
+    committed = tmp_path / slug(H100) / choices.FILE
+    assert choices.main(["--changes"]) == 1 and choices.main(["--update", "--changes"]) == 0
+    assert choices.main(["--changes"]) == 0, "what is as committed needs no race"
     write(tmp_path, "suites", {product: {choice: 10.0, "faster": 9.0} for product, choice in today.items()}, 1)
     assert choices.main([]) == choices.main(["--update"]) == choices.main([]) == 0
-    committed = tmp_path / slug(H100) / choices.FILE
     product, choice = next(iter(today.items()))
     text = committed.read_text()
     assert f"{product},{choice}" in text
     committed.write_text(text.replace(f"{product},{choice}", f"{product},faster"))
     capsys.readouterr()
-    assert choices.main([]) == 1 and f"{product}: faster -> {choice} is 11 % slower" in capsys.readouterr().err
+    for options in ([], ["--changes"]):
+        assert choices.main(options) == 1
+        assert f"{product}: faster -> {choice} is 11 % slower" in capsys.readouterr().err
 
 
 def test_choices_are_those_of_the_recorded_triton() -> None:

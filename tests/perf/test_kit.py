@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from perf import kit as command
+from perf.models import products, zoo
 from triton_gemm.kernels import forms
 from triton_gemm.runtime import kit, kit_build
 
@@ -26,6 +27,7 @@ def in_turn(function: Any, values: Any, **_: Any) -> Any:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "DRAWN", {"prefill": 4, "decode": 4})
     monkeypatch.setattr(command, "LAYERS", 3)
+    monkeypatch.setattr(zoo, "LIST", (zoo.BY_NAME["bert-base"],))
     monkeypatch.setattr(command, "MODES", {"bf16": 1.0, "fp16": 0.5, "fp8": 0.1})
 
 
@@ -34,7 +36,7 @@ def test_what_is_called() -> None:
     first, again, other = (list(command.calls(seed)) for seed in (SEEDS[0], *SEEDS))
     assert first == again != other
     epilogues = {call.groups[-1] for call in first}
-    assert epilogues == {*command.EPILOGUES, "backward"} and {call.groups[2] for call in first} == {
+    assert epilogues == {*command.EPILOGUES, "backward", "of passes"} and {call.groups[2] for call in first} == {
         "bf16",
         "fp16",
         "fp8",
@@ -48,6 +50,23 @@ def test_what_is_called() -> None:
     )
     assert {call.groups[3] for call in first if call.groups[-1] == "backward"} == {"nn", "tn"}
     assert all(call.groups[0] == "all" and call.weight > 0 for call in first)
+
+
+def test_what_models_multiply() -> None:
+    """Rotary embeddings, routers and experts of prompts of every residue, single tokens, and a training step."""
+    model = zoo.BY_NAME["mixtral-8x7b"]
+    found = products.problems(model, SEEDS[0])
+    inner = model.sizes["intermediate_size"]
+    rotary = [x for x in found if x.K == 1]
+    assert {x.N % products.RESIDUES for x in rotary} == set(range(products.RESIDUES))
+    assert {x.dtype for x in rotary} == {torch.float32} and {x.batch for x in rotary} == {1}
+    experts = [x for x in found if x.groups == "m"]
+    assert {(x.batch, x.N) for x in experts} >= {(8, 2 * inner), (8, 4096)}
+    assert {x.M for x in experts if x.N == 4096} >= {2 * rows for rows in products.DECODED}
+    linear = {(x.M, x.N, x.K) for x in found if x.groups is None}
+    rows = model.rows * model.length
+    assert {(1, 8, 4096), (rows, 4096, 4096), (32000, 4096, rows)} <= linear  # a router, a layer, a weight's gradient
+    assert [*found] == [*products.problems(model, SEEDS[0])] != [*products.problems(model, SEEDS[1])]
 
 
 def test_the_heaviest_kernels_are_chosen() -> None:
