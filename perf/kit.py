@@ -342,7 +342,7 @@ def output(problem: GemmProblem, selection: Selection, device: torch.device, of_
     """The bytes of C, by machine code of kits where they have it, or compiled."""
     plan = GemmPlan(problem, selection, device)
     for step in plan.steps:
-        step.of_kits = of_kits
+        step.foreign = step.foreign if of_kits else None
     a, b, c, *others = operands(problem, 1, device)[0]
     plan.run(a, b, c, tuple(others), 1.0, float(problem.has_beta))
     return c.reshape(-1).view(torch.uint8)

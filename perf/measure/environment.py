@@ -244,8 +244,9 @@ def stated(made: Mapping[str, Any], measured: str) -> str:
 
 
 def sentence(words: Iterable[str]) -> str:
-    """What `stated` says of several, each once."""
-    found = "; ".join(dict.fromkeys(words))
+    """What `stated` says of several, each commit once: of which some have changed, as changed."""
+    several = dict.fromkeys(words)
+    found = "; ".join(x for x in several if x + CHANGED not in several)
     return f"{found[:1].upper()}{found[1:]}."
 
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from tests.cli.test_cli import H200, document, words_of
-from tests.support.table_fakes import problem_of
-from triton_gemm import cli
+from tests.support.table_fakes import problem_of, read_environment_again
+from triton_gemm import cli, compat
 from triton_gemm.preparation import problems_of
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import doctor
 from triton_gemm.runtime import kit, kits, native_build, native_file, policies, precompile
+from triton_gemm.selection import generation
 from triton_gemm.selection.select import select
 from triton_gemm.tables import records
 from triton_gemm.tuning.candidates import candidates
@@ -57,6 +58,7 @@ def use(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_GEMM_KIT", str(value))
     kits.used.cache_clear()
     native_file.setting.cache_clear()
+    generation.advance_models()
 
 
 def served(problem: GemmProblem) -> list[bool]:
@@ -109,6 +111,30 @@ def test_each_way_to_name_products(way: str, tmp_path: Path, monkeypatch: pytest
         assert of.kernels.keys() == keys and found["kernels"] == len(keys) > 2
 
 
+@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the package's kit")
+def test_it_is_used_beside_a_kit_of_another_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what the package's does not serve, batch-invariant products among it, whose choices stay what they were."""
+    monkeypatch.setattr(kits, "SHIPPED", kit.PACKAGE / "kits")
+    use("1", monkeypatch)
+    problem = problem_of(100, 60, 40)
+    asked = [(x, invariant) for x in (*PROBLEMS, problem) for invariant in (False, True)]
+    before = [policies.choose(x, H200, invariant=invariant) for x, invariant in asked]
+    lacking = [not kits.serves(x, H200, chosen) for (x, _), chosen in zip(asked, before, strict=True)]
+    assert any(lacking) and not kits.made(H200.capability) and kits.made(H200.capability, foreign=True)
+    file = tmp_path / "own.kit"
+    for invariant in ("0", "1"):
+        monkeypatch.setenv("TRITON_GEMM_BATCH_INVARIANT", invariant)
+        read_environment_again()
+        for call in (CALL, ("warmup", "--device", "h200", "--shapes", "100x60x40", "--kit")):
+            document(*call, file)
+    monkeypatch.delenv("TRITON_GEMM_BATCH_INVARIANT")
+    read_environment_again()
+    use(file, monkeypatch)
+    after = [policies.choose(x, H200, invariant=invariant) for x, invariant in asked]
+    assert after == before
+    assert all(kits.serves(x, H200, chosen) for (x, _), chosen in zip(asked, after, strict=True))
+
+
 def test_neither_a_compiler_nor_a_folder_of_caches_is_needed(
     file: Path, made: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +177,8 @@ def test_a_file_that_is_not_used_is_warned_of_once(
         assert says.startswith("there is no kit")  # and "policy" has what is wrong
     else:
         assert status == "note" and says.startswith(f"the kit {given} is not used: ")
-        assert do == f"write it with `triton-gemm warmup --kit {given}`, or unset TRITON_GEMM_KIT"
+        how = f"`triton-gemm warmup <GEMMs> --kit {given}` writes it anew once it is deleted"
+        assert do == f"{how}; or unset TRITON_GEMM_KIT"
 
 
 def test_stale_kernels_are_not_served(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +192,7 @@ def test_stale_kernels_are_not_served(file: Path, monkeypatch: pytest.MonkeyPatc
     assert list(map(served, PROBLEMS)) == [[False], [True]]
     status, says, do = finding()
     assert status == "note" and says == f"{has}, and 1 are compiled anyway: the sources are not those of the kit"
-    assert do.startswith(f"write it with `triton-gemm warmup --kit {file}`")
+    assert do.startswith(f"`triton-gemm warmup <GEMMs> --kit {file}` writes it anew")
 
 
 def test_doctor_knows_the_package_s_kit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

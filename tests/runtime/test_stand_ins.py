@@ -114,7 +114,7 @@ def test_a_batch_invariant_product_stands_in_within_its_class(gpu: Gpu) -> None:
 
 def kit_of(patch: pytest.MonkeyPatch, *held: object, others: tuple[str, ...] = ()) -> None:
     """A kit of these binaries is used, which the installed Triton compiled, or another version."""
-    patch.setattr(kits, "used", lambda _: ["a kit"])
+    patch.setattr(kits, "made", lambda _: [] if others else ["a kit"])
     patch.setattr(kits, "others", lambda _: [*others])
     patch.setattr(kits, "holds", lambda problem, device, x: {*held}.issuperset(binaries.identities(device, problem, x)))
 

@@ -4,7 +4,7 @@ not say. Nothing is launched."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import kernels, tables
 from ..hardware.device import DeviceInfo
@@ -12,7 +12,7 @@ from ..hardware.device_model import model_of, origin
 from ..kernels.candidate import Algorithm, Candidate
 from ..kernels.launch import materialise
 from ..problem import GemmProblem
-from ..runtime import plan, policies
+from ..runtime import kits, plan, policies
 from ..runtime.aot import CapturedLaunch, Compiled, compile_launch
 from ..runtime.binaries import SCALARS, launches_on, operands_of
 from ..runtime.policies import Policy
@@ -67,6 +67,7 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
     Raises RuntimeError where no kernel can compute it, or the policy is "error" and no table has it.
     """
     chosen = plan.selection_for(problem, device)
+    chosen = replace(chosen, kit=kits.serves(problem, device, chosen))
     model = model_of(device)
     every = ranked(problem, device)
     legal: dict[Algorithm, tuple[float, Selection]] = {}

@@ -275,9 +275,11 @@ def _kits() -> Found:
     for file in files if own is None else [own, *files]:
         what, do = "the package's kit", "install the package again"
         if file == own:
-            what, do = f"the kit {file}", f"write it with `triton-gemm warmup --kit {file}`, or unset TRITON_GEMM_KIT"
+            how = f"`triton-gemm warmup <GEMMs> --kit {file}` writes it anew once it is deleted"
+            what, do = f"the kit {file}", f"{how}; or unset TRITON_GEMM_KIT"
         try:
             with kit_build.opened(file) if file == own else nullcontext(kit.read(file)) as found:
+                found.check()
                 stale = sum(not found.is_current(key) for key in found.kernels)
         except (OSError, ValueError, kit.DamagedError) as error:
             yield "note", f"{what} is not used: {error}", do

@@ -176,6 +176,11 @@ class Kit:
         sources = self.sources[self.kernels[key][2][0]]
         return all(source_hash(file) == self.hashes[file] for file in sources)
 
+    def check(self) -> None:
+        """Unpacks all groups. OSError and DamagedError as `find`."""
+        for group in range(len(self.groups)):
+            self._unpacked(group)
+
     def _unpacked(self, group: int) -> list[bytes]:
         found = self._last.get(group)
         if found is None:

@@ -108,8 +108,12 @@ def extend(
         given = ", ".join(sorted(f"{x.name} ({x.capability[0]}.{x.capability[1]})" for x in devices))
         raise ValueError(f"a kit is for GPUs of one of the compute capabilities {known}, not for {given}")
     wanted, not_launched = gather(problems, devices, **how)
-    launches = {kit.key_of(x): of for x, of in wanted.get(capability, {}).items()}
-    shipped = _shipped(capability)
+    needed = {kit.key_of(x): of for x, of in wanted.get(capability, {}).items()}
+    launches, shipped = needed, _shipped(capability)
+    if kits.others(capability):  # of their machine code only what was chosen from them is run
+        wanted, _ = gather(problems, devices, of_kits=False, **how)
+        launches = {kit.key_of(x): of for x, of in wanted.get(capability, {}).items()}
+        shipped = set()
     with _alone(file) as where, TemporaryDirectory() as cache:
         kernels: dict[str, kit.Kernel] = {}
         before = 0
@@ -125,8 +129,8 @@ def extend(
         *(len(kernels | made), len(made), nbytes, (*dict.fromkeys(not_launched), *failures)),
         file=file,
         problems=len(problems),
-        needed=len(launches),
-        shipped=len(launches.keys() & shipped),
+        needed=len(needed),
+        shipped=len(needed.keys() & shipped) + len(needed.keys() - launches.keys()),
         dropped=before - len(kernels),
         seconds=time.perf_counter() - begin,
     )

@@ -70,26 +70,35 @@ def _opened(file: Path, checked: bool = False) -> list[kit.Kit]:
 
 
 def code_of(
-    launch: Launch, operands: Mapping[str, torch.Tensor], capability: tuple[int, int]
+    launch: Launch, operands: Mapping[str, torch.Tensor], capability: tuple[int, int], foreign: bool = False
 ) -> tuple[MachineCode, kit.Kit] | None:
-    """A launch's machine code, and the kit that has it; None where it is to be compiled."""
-    kits = used(capability)
+    """A launch's machine code, and the kit of `made` that has it; None where it is to be compiled."""
+    kits = made(capability, foreign)
     if not kits or compiles_anew():
         return None
     key = kit.key_of(identity(launch, operands))
-    for of in list(kits):
+    for of in kits:
         try:
-            if (made := of.find(key)) is not None:
-                return made, of
+            if (code := of.find(key)) is not None:
+                return code, of
         except (OSError, ValueError, kit.DamagedError) as error:
             refuse(of, error)
     return None
 
 
+def made(capability: tuple[int, int], foreign: bool = False) -> list[kit.Kit]:
+    """The kits in use that the installed Triton has made, or those of another. What is not chosen from the latter runs
+    machine code of the former alone, as nobody has compared the bits of two versions in every kernel."""
+    return [x for x in used(capability) if (_triton(x) != TRITON) == foreign]
+
+
 def others(capability: tuple[int, int]) -> list[str]:
     """The minor versions of Triton that compiled the kits in use, but for the installed one."""
-    found = (".".join(x.made_by.get("triton", "").split(".")[:2]) for x in used(capability))
-    return [x for x in dict.fromkeys(found) if x != TRITON]
+    return [*dict.fromkeys(map(_triton, made(capability, True)))]
+
+
+def _triton(of: kit.Kit) -> str:
+    return ".".join(of.made_by.get("triton", "").split(".")[:2])
 
 
 def contents(capability: tuple[int, int]) -> str:
@@ -115,7 +124,7 @@ def choice(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
         return None
     with forms.of_kits():
         found = ties(problem, device, by_model, limit_us)
-        return next((selection for selection in found if holds(problem, device, selection)), None)
+        return next((x for x in found if holds(problem, device, x, bool(limit_us))), None)
 
 
 def ties(problem: GemmProblem, device: DeviceInfo, by_model: Selection, limit_us: float = 0.0) -> Iterator[Selection]:
@@ -141,17 +150,18 @@ def _predicted(problem: GemmProblem, device: DeviceInfo, selection: Selection) -
     return predicted(problem, own, model_of(device))
 
 
-def holds(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> bool:
-    """Whether kits in use have all kernels of a selection, from the sources of now."""
-    if not used(device.capability) or compiles_anew():
+def holds(problem: GemmProblem, device: DeviceInfo, selection: Selection, foreign: bool = False) -> bool:
+    """Whether kits of `made` have all kernels of a selection, from the sources of now."""
+    kits = made(device.capability, foreign)
+    if not kits or compiles_anew():
         return False
     keys = [kit.key_of(x) for x in identities(device, problem, selection)]
-    return all(any(key in of.kernels and of.is_current(key) for of in used(device.capability)) for key in keys)
+    return all(any(key in of.kernels and of.is_current(key) for of in kits) for key in keys)
 
 
 def serves(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> bool:
     """Whether a selection runs machine code of kits alone."""
-    return selection.kit or (not others(device.capability) and holds(problem, device, selection))
+    return selection.kit or holds(problem, device, selection)
 
 
 def refuse(of: kit.Kit, error: Exception) -> None:

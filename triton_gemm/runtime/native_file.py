@@ -92,7 +92,8 @@ def _check(descriptor: int, name: Path) -> os.stat_result:
         raise PermissionError(f"{name} belongs to user {about.st_uid}, so no code is loaded from there: {how}")
     if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.filemode(about.st_mode)
-        how = f"`chmod go-w {name}`"
+        shared = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
+        how = "put the file into a folder of your own" if shared else f"`chmod go-w {name}`"
         raise PermissionError(f"others may write to {name} ({mode}), so no code is loaded from there: {how}")
     return about
 

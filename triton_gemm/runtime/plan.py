@@ -80,10 +80,9 @@ class GemmPlan(PlanOfProblem):
             *(("workspace", "counters") if self.shares else ()),
             *(temporary.name for temporary in temporaries),
         )
-        # Whether another Triton gives the same bits was not measured: it compiles all that was not chosen from its kit.
-        of_kits = selection.kit or not kits.others(info.capability)
+        foreign = selection.kit and bool(kits.others(info.capability))
         names = *SCALARS, *self.names
-        self.steps = [Step(launch, names, self.index, info.capability, of_kits) for launch in made]
+        self.steps = [Step(launch, names, self.index, info.capability, foreign) for launch in made]
         self.first_calls = first_calls
         self.out_dtype = problem.out_dtype
 

@@ -294,7 +294,7 @@ def _from_tables_of_kits(problem: GemmProblem, device: DeviceInfo, bits: Bits) -
             alone = problem.to_choose_for()
             wanted = _only(bit_class(alone, remembered(alone, device, True))) if bits == "same" else None
             found = tables.lookup(alone, device, bits, wanted, triton)
-            if found is not None and kits.holds(problem, device, found):
+            if found is not None and kits.holds(problem, device, found, foreign=True):
                 return replace(found, kit=True)
     return None
 

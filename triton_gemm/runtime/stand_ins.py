@@ -119,8 +119,7 @@ class Available:
         where it would be too slow."""
         with lock:
             configs = dict(self.configs)
-        # What another Triton compiled was never compared with what the installed one compiles in a class of bits.
-        of_kits = bool(kits.used(device.capability)) and not kits.others(device.capability)
+        of_kits = bool(kits.made(device.capability))
         for stand_in in alike(problem, selection, device, configs, of_kits):
             binaries = identities(device, problem, stand_in)
             if self.binaries.issuperset(binaries) or (of_kits and kits.holds(problem, device, stand_in)):

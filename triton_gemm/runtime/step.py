@@ -140,7 +140,8 @@ class Step:
     """One launch of a plan on one device: compiled and loaded once, then launched on the values of a call.
 
     names: of these values: alpha and beta, then the operands, of which a value is the address; capability: the compute
-    capability that it is planned for; of_kits: whether kits may have its machine code.
+    capability that it is planned for; foreign: whether its machine code is in
+    kits of another Triton, and not in those of the installed one; None: it is in none.
     """
 
     def __init__(
@@ -149,9 +150,9 @@ class Step:
         names: Sequence[str],
         device: int = 0,
         capability: tuple[int, int] = (0, 0),
-        of_kits: bool = True,
+        foreign: bool | None = False,
     ) -> None:
-        self.launch, self.device, self.capability, self.of_kits = launch, device, capability, of_kits
+        self.launch, self.device, self.capability, self.foreign = launch, device, capability, foreign
         self.places = {name: place for place, name in enumerate(names[len(SCALARS) :])}
         self.call: Callable[[int, Sequence[Any]], None] | None = None
         self.entry: DriverLaunch | None = None
@@ -179,7 +180,9 @@ class Step:
 
     def _without_compiler(self, operands: Mapping[str, torch.Tensor]) -> bool:
         """Whether a kit had the machine code, and the driver took it, or a worker has compiled it."""
-        found = kits.code_of(self.launch, operands, self.capability) if self.of_kits else None
+        found = None
+        if self.foreign is not None:
+            found = kits.code_of(self.launch, operands, self.capability, self.foreign)
         if found is not None:
             try:
                 self._load(found[0])
