@@ -190,7 +190,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     version = ".".join(str(made["triton"]).split(".")[:2])
     out = given.out or (None if given.only else RESULTS / slug(made["gpu"]) / f"battery-{version}.json")
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, record)
         print(f"\nWritten to {shown(out)} after {record['seconds']:.0f} s; `python -m perf.pages` shows it.")
     return status(record)

@@ -100,7 +100,6 @@ def _keep(record: dict[str, Any], out: Path | None, *, whole: bool) -> None:
     if out is None and (INTERPRETED or not whole):
         return
     path = out or tables.path_of(RESULTS, record["environment"])
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
     print(f"Written to {shown(path)} after {record['seconds']:.0f} s; `python -m perf.pages` shows it.")
 

@@ -274,7 +274,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept = {name: {key: run[key] for key in run if key != "digests"} for name, run in runs.items()}
             record = {"environment": made, "scenarios": kept, "differences": differences(runs)}
             if not given.orders:  # at once, so that what follows may be interrupted
-                file.parent.mkdir(parents=True, exist_ok=True)
                 write_json(file, record)
     except subprocess.CalledProcessError as error:
         print(f"error: a scenario's process ended with {error.returncode}", file=sys.stderr)

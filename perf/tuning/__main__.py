@@ -163,7 +163,6 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
         report = replace(found, shapes=report.shapes + found.shapes, budget=budget, seconds=seconds)
         record = record_of(run, given.seed, report, used, given.weights, given.shard, some)
         path = tables.path_of(given.out or RESULTS, record)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, record)
     print("\n".join(["", *tables.worst(record), "", tables.text([record])]))
     print(f"Written to {shown(path)}; `python -m perf.pages` shows it.", flush=True)

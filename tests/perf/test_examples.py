@@ -50,7 +50,6 @@ def test_pages_have_the_newest_triton_of_each_gpu(tmp_path: Path) -> None:
         found = record()
         found["environment"] |= {"gpu": gpu, "triton": version}
         folder = gpt_tables.folder_of(tmp_path, found["environment"])
-        folder.mkdir(parents=True)
         write_json(folder / gpt_tables.FILE, found)
     models = gpt_tables.committed(tmp_path)
     assert environment.newest(models[::-1]) == models[:0:-1]

@@ -175,7 +175,6 @@ def test_the_page_has_the_newest_triton(tmp_path: Path) -> None:
         found = record_of(forward=1.0)
         found["environment"] = {**MADE, "triton": version}
         file = tables.file_of(tmp_path, found["environment"])
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, found)
     shown = block("models", Results.read(tmp_path))
     assert "Triton 3.10.0" in shown and "Triton 3.9.0" not in shown

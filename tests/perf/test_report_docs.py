@@ -155,7 +155,6 @@ def test_readme_shows_one_gpu_by_its_newest_triton_and_the_other_page_all(tmp_pa
         for sweep in made_up_sweeps():
             sweep["environment"] |= {"gpu": gpu, "triton": triton}
             folder = bench_tables.folder_of(tmp_path, sweep["environment"])
-            folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / f"{scores.label(sweep).replace(' ', '-')}.json", sweep)
     shown = [
         line.partition(",")[0] for line in block("summary", Results.read(tmp_path)).splitlines() if "torch 2" in line
