@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,13 +28,13 @@ import torch
 import triton_gemm
 from perf.common import arguments as args
 from perf.common import formats
-from perf.common.files import read_json, shown, write_json
+from perf.common.files import shown, write_json
 from perf.common.formats import Cell
 from perf.measure import environment, operands
 from perf.measure.environment import ROOT
 from triton_gemm.suites.shapes import Shape
 
-NAME, FILE = "first-calls", "results.json"
+NAME = "first-calls"
 WEIGHTS = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (1536, 7168), (2112, 7168))  # N, K
 POWERS = tuple(2**i for i in range(5, 12))  # rows of every weight
 DRAWN, LEAST, MOST = 33, 65, 2047  # more rows of each
@@ -47,7 +46,6 @@ BACKGROUND, KIT = "TRITON_GEMM_BACKGROUND", "TRITON_GEMM_KIT"
 NO_KIT = "no kit"
 CHILD = f"from {__name__} import child; child()"
 OURS, TORCH = "triton_gemm", "torch"
-NOTHING = f"No first calls are committed yet; `python -m perf.bench {NAME}` on a GPU measures them."
 COLUMNS = (
     "scenario",
     "calls",
@@ -241,21 +239,14 @@ def text(record: Mapping[str, Any]) -> str:
     return f"{table}\n\n{bits}"
 
 
-def tables(records: Sequence[Mapping[str, Any]]) -> str:
-    """The tables of all records, and what they were measured on: the block of the page."""
-    return environment.under_origins(records, NAME, text) or NOTHING
-
-
-def committed(results: Path) -> list[dict[str, Any]]:
-    """Every record under `results`, by GPU."""
-    found = [read_json(path) for path in results.glob(f"*/{NAME}/{FILE}")]
-    return sorted(found, key=lambda record: environment.order(record["environment"]))
+NOTHING = f"No first calls are committed yet; `python -m perf.bench {NAME}` on a GPU measures them."
+RECORDS = environment.Records(f"{NAME}/results.json", NAME, NOTHING, text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m perf.bench {NAME}", description=__doc__)
     parser.add_argument("--orders", type=args.count, metavar="N", help="compare the bits of N orders of the products")
-    parser.add_argument("--json", type=args.path, metavar="FILE", help=f"default perf/results/<gpu>/{NAME}/{FILE}")
+    parser.add_argument("--json", type=args.path, metavar="FILE", help=f"default perf/results/<gpu>/{RECORDS.files}")
     given = parser.parse_args(arguments)
     if given.orders:
         args.refuse(parser, given, ("json",), "--orders writes no record")
@@ -265,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     runs: dict[str, Run] = {}
     record: dict[str, Any] = {}
-    file = given.json or environment.RESULTS / environment.slug(made["gpu"]) / NAME / FILE
+    file = given.json or RECORDS.path(environment.RESULTS, made)
     try:
         for name, found in orders(given.orders) if given.orders else scenarios():
             runs[name] = found

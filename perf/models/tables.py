@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perf.bench.scores import geometric_mean
 from perf.common import formats
 from perf.common.formats import Cell
-from perf.measure import environment
-from perf.measure.environment import slug
+from perf.measure.environment import Records
 from perf.models import zoo
 
-FOLDER = "models"
 TORCH, OURS = PROVIDERS = ("torch", "triton_gemm")
 MEANWHILE = 'triton_gemm, first_calls="torch"'  # in the first minute, too
-NOTHING = "No model is committed yet; `python -m perf.models` on a GPU measures them."
 LEAST, MEAN = 0.99, 1.03  # what every ratio of inference is to reach, and their mean
 MOMENTS = (1.0, 5.0, 10.0, 20.0, 40.0, 60.0)  # of the first minute, in seconds
 COLUMNS = (
@@ -34,15 +30,6 @@ COLUMNS = (
 OF_THE_LIST = ("model", "sizes of", "forward and training", "generated", "attention", "cases")
 
 Record = Mapping[str, Any]
-
-
-def file_of(results: Path, made: Mapping[str, Any]) -> Path:
-    """Where the record of a GPU and a Triton belongs."""
-    return results / slug(made["gpu"]) / FOLDER / f"{made['triton']}.json"
-
-
-def committed(results: Path) -> list[dict[str, Any]]:
-    return environment.committed(results, f"{FOLDER}/*.json")
 
 
 # --- What is in the list ---
@@ -169,15 +156,8 @@ def text(record: Record) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def tables(records: Sequence[Record]) -> str:
-    """The block of the page: each record, below what it was measured on and at which commits."""
-    parts = []
-    for record in records:
-        made = record["environment"]
-        packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items() if version)
-        commits = environment.origin([{**made, **case} for case in record["cases"].values()] or [made], "models")
-        parts.append(f"{environment.named(made)}, {packages}. {commits}\n\n{text(record)}")
-    return "\n\n".join(parts) or NOTHING
+NOTHING = "No model is committed yet; `python -m perf.models` on a GPU measures them."
+RECORDS = Records("models/{triton}.json", "models", NOTHING, text)
 
 
 def _short(words: str) -> str:

@@ -164,7 +164,7 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
         record = record_of(run, given.seed, report, used, given.weights, given.shard, some)
         path = tables.path_of(given.out or RESULTS, record)
         write_json(path, record)
-    print("\n".join(["", *tables.worst(record), "", tables.text([record])]))
+    print("\n".join(["", *tables.worst(record), "", tables.text(record)]))
     print(f"Written to {shown(path)}; `python -m perf.pages` shows it.", flush=True)
     if given.table is not None:
         export_to(given.table, bits=run.bits)

@@ -10,11 +10,9 @@ from typing import Any
 
 from perf.common import formats
 from perf.common.formats import Cell
-from perf.measure import environment
-from perf.measure.environment import slug
+from perf.measure.environment import Records
 
 FOLDER = "tuning"
-NOTHING = "No tuning is committed yet; `python -m perf.tuning` on a GPU measures it."
 OF_RUN = ("GEMMs", "commit", "bits", "seconds")
 OF_TIMES = (
     "candidates, timed",
@@ -41,11 +39,7 @@ def path_of(results: Path, record: Record) -> Path:
     seed = "" if record["seed"] is None else str(record["seed"])
     part = "of".join(map(str, record.get("shard", ())))
     words = filter(None, (record["run"], record.get("some"), *record.get("weights", ()), seed, part, older(record)))
-    return results / slug(made["gpu"]) / FOLDER / str(made["triton"]) / f"{'-'.join(words)}.json"
-
-
-def committed(results: Path) -> list[dict[str, Any]]:
-    return environment.committed(results, f"{FOLDER}/*/*.json")
+    return RECORDS.path(results, made).with_name(f"{'-'.join(words)}.json")
 
 
 def older(record: Record) -> str:
@@ -126,18 +120,11 @@ def _share(found: Any) -> str | None:
     return f"{100 * fmean(given):.0f} %" if given else None
 
 
-def text(records: Sequence[Record]) -> str:
+def text(*records: Record) -> str:
     """The table of the records of one GPU and Triton."""
     return formats.table(COLUMNS, map(row, records))
 
 
-def tables(records: Sequence[Record]) -> str:
-    """The tables of all records, each GPU's and Triton's below what it was measured on and at."""
-    places: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        places.setdefault((record["environment"]["gpu"], record["environment"]["triton"]), []).append(record)
-    parts = []
-    for found in places.values():
-        made = [record["environment"] for record in found]
-        parts.append(f"{environment.named(made[0])}. {environment.origin(made, FOLDER)}\n\n{text(found)}")
-    return "\n\n".join(parts) or NOTHING
+NOTHING = "No tuning is committed yet; `python -m perf.tuning` on a GPU measures it."
+RECORDS = Records("tuning/{triton}/*.json", FOLDER, NOTHING, text)
+committed = RECORDS.committed

@@ -129,7 +129,7 @@ def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: py
     assert cells["torch / what runs: mean, least"] == f"{(9 / 8) ** 0.5:.3f}, 1.000"
     said = capsys.readouterr().out
     assert f"{record['products'][0]['product']}: 10 us, fastest 8 us (25.0 %)" in said and "twice-5.json" in said
-    page = blocks.BLOCKS["tuned"](Results([], [], [], tunings=tables.committed(tmp_path)), tmp_path)
+    page = blocks.BLOCKS["tuned"](Results([], [], {"tuned": tables.committed(tmp_path)}), tmp_path)
     assert page.startswith("Made-up GPU, torch 2.11.0") and "| 5 drawn in all regimes, each" in page
 
 
