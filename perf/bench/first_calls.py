@@ -46,17 +46,6 @@ BACKGROUND, KIT = "TRITON_GEMM_BACKGROUND", "TRITON_GEMM_KIT"
 NO_KIT = "no kit"
 CHILD = f"from {__name__} import child; child()"
 OURS, TORCH = "triton_gemm", "torch"
-COLUMNS = (
-    "scenario",
-    "calls",
-    "all calls, s",
-    f"over {SLOW_MS:.0f} ms",
-    "longest, ms",
-    "open a bit class",
-    f"over {SLOW_MS:.0f} ms, open none",
-    "all compiled after, s",
-    "last pass, s",
-)
 
 Call = Callable[[], torch.Tensor]
 Run = dict[str, Any]
@@ -210,28 +199,23 @@ def differences(runs: Mapping[str, Run]) -> list[str]:
     return found
 
 
-def row(name: str, run: Run) -> list[Cell]:
-    """A line of COLUMNS."""
-    times = list(run["calls_ms"].values())
-    opens, compiled_s = run.get("opens"), run["compiled_s"]
-    cells: list[Cell] = [
-        name,
-        len(times),
-        f"{sum(times) / 1000:.2f}",
-        sum(ms > SLOW_MS for ms in times),
-        f"{max(times):,.0f}",
-    ]
-    if opens is None:
-        cells += [None] * 3
-    else:
-        none = sum(ms > SLOW_MS and not opened for ms, opened in zip(times, opens, strict=True))
-        cells += [sum(opens), none, "not in time" if compiled_s is None else f"{compiled_s:.1f}"]
-    return [*cells, f"{run['last_pass_s']:.3f}"]
+def row(name: str, run: Run) -> dict[str, Cell]:
+    """A scenario by column."""
+    times, opens = list(run["calls_ms"].values()), run.get("opens")
+    slow, seconds = [ms > SLOW_MS for ms in times], run["compiled_s"]
+    over = f"over {SLOW_MS:.0f} ms"
+    cells: dict[str, Cell] = {"scenario": name, "calls": len(times), "all calls, s": f"{sum(times) / 1000:.2f}"}
+    cells |= {over: sum(slow), "longest, ms": f"{max(times):,.0f}"}
+    if opens is not None:
+        none = sum(late and not opened for late, opened in zip(slow, opens, strict=True))
+        cells |= {"open a bit class": sum(opens), f"{over}, open none": none}
+        cells["all compiled after, s"] = "not in time" if seconds is None else f"{seconds:.1f}"
+    return cells | {"last pass, s": f"{run['last_pass_s']:.3f}"}
 
 
 def text(record: Mapping[str, Any]) -> str:
     """The table of one record, and whether bits are equal."""
-    table = formats.table(COLUMNS, [row(name, run) for name, run in record["scenarios"].items()])
+    table = formats.table_of(row(name, run) for name, run in record["scenarios"].items())
     differ = record["differences"]
     bits = (
         f"**Bits differ: {len(differ)} times.**" if differ else "Every scenario and pass of ours gives the same bits."

@@ -13,21 +13,6 @@ from perf.common.formats import Cell
 from perf.measure.environment import Records
 
 FOLDER = "tuning"
-OF_RUN = ("GEMMs", "commit", "bits", "seconds")
-OF_TIMES = (
-    "candidates, timed",
-    "regret, mean",
-    "regret, median",
-    "regret, worst",
-    "GEMMs over 10 %",
-    "in use before: mean, worst",
-    "regret after",
-    "stored",
-    "same winner again",
-    "again within 1 %",
-    "torch / what runs: mean, least",
-)
-COLUMNS = (*OF_RUN, *OF_TIMES)
 MUCH = 0.1  # that a choice loses
 
 Record = Mapping[str, Any]
@@ -57,36 +42,36 @@ def compared(record: Record) -> list[Mapping[str, Any]]:
     ]
 
 
-def row(record: Record) -> list[Cell]:
-    """What a run came to, in the columns of COLUMNS."""
+def row(record: Record) -> dict[str, Cell]:
+    """What a run came to, by column."""
     measured = compared(record)
-    lost = [found["choice_us"] / found["fastest_us"] - 1 for found in measured]
-    after = [found["us"] / found["fastest_us"] - 1 for found in measured]
-    used = [found["used_us"] / found["fastest_us"] - 1 for found in measured if found.get("used_us")]
-    again = [race for found in measured for race in found["again"]]
-    known = sum(found["candidates"] for found in measured)
-    timed = sum(found["timed"] for found in measured)
     count = len(record["products"])
     part = f", part {' of '.join(map(str, record['shard']))}" if "shard" in record else ""
     words = f"{count} {record['what']}{part}" + (f", as {older(record)}" if older(record) else "")
     words += f", {len(measured)} of them compared" if len(measured) < count else ""
-    of_run: list[Cell] = [words, record["environment"]["commit"], record["bits"], f"{record['seconds']:.0f}"]
+    cells: dict[str, Cell] = {"GEMMs": words, "commit": record["environment"]["commit"], "bits": record["bits"]}
+    cells["seconds"] = f"{record['seconds']:.0f}"
     if not measured:
-        return [*of_run, *(None for _ in OF_TIMES)]
-    return [
-        *of_run,
-        f"{known / len(measured):.0f}, {timed / len(measured):.0f}",
-        _points(_mean(lost)),
-        _points(median(lost)),
-        _points(max(lost)),
-        sum(x > MUCH for x in lost),
-        f"{_points(_mean(used))}, {_points(max(used))}" if 2 * len(used) > len(measured) else None,
-        _points(_mean(after)),
-        sum(found["outcome"] == "tuned" for found in measured),
-        _share(race["same"] for race in again),
-        _share(abs(race["slower"]) <= 0.01 for race in again),
-        _over_served(record),
-    ]
+        return cells
+    lost = [found["choice_us"] / found["fastest_us"] - 1 for found in measured]
+    used = [found["used_us"] / found["fastest_us"] - 1 for found in measured if found.get("used_us")]
+    again = [race for found in measured for race in found["again"]]
+    known, timed = (fmean(found[name] for found in measured) for name in ("candidates", "timed"))
+    return cells | {
+        "candidates, timed": f"{known:.0f}, {timed:.0f}",
+        "regret, mean": _points(_mean(lost)),
+        "regret, median": _points(median(lost)),
+        "regret, worst": _points(max(lost)),
+        "GEMMs over 10 %": sum(x > MUCH for x in lost),
+        "in use before: mean, worst": (
+            f"{_points(_mean(used))}, {_points(max(used))}" if 2 * len(used) > len(measured) else None
+        ),
+        "regret after": _points(_mean([found["us"] / found["fastest_us"] - 1 for found in measured])),
+        "stored": sum(found["outcome"] == "tuned" for found in measured),
+        "same winner again": _share(race["same"] for race in again),
+        "again within 1 %": _share(abs(race["slower"]) <= 0.01 for race in again),
+        "torch / what runs: mean, least": _over_served(record),
+    }
 
 
 def _over_served(record: Record) -> str | None:
@@ -122,7 +107,7 @@ def _share(found: Any) -> str | None:
 
 def text(*records: Record) -> str:
     """The table of the records of one GPU and Triton."""
-    return formats.table(COLUMNS, map(row, records))
+    return formats.table_of(map(row, records))
 
 
 NOTHING = "No tuning is committed yet; `python -m perf.tuning` on a GPU measures it."

@@ -50,7 +50,7 @@ def record_of(**ratios: Any) -> dict[str, Any]:
 
 
 def verdicts(found: dict[str, Any]) -> list[object]:
-    return [tables.row(*each)[-1] for each in tables.ordered(found)]
+    return [tables.row(*each)[""] for each in tables.ordered(found)]
 
 
 # --- The list ---
