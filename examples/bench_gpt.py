@@ -81,15 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: this needs a CUDA GPU, and torch sees none here; --tiny runs in the interpreter", file=sys.stderr)
         return 2
     surroundings = environment.describe("gpt")
-    folder = given.out or gpt_tables.folder_of(environment.RESULTS, surroundings)
-    folder.mkdir(parents=True, exist_ok=True)
+    file = given.out / "gpt.json" if given.out else gpt_tables.RECORDS.path(environment.RESULTS, surroundings)
+    file.parent.mkdir(parents=True, exist_ok=True)
     config = GptConfig(context=given.context, layers=given.layers, heads=given.width // HEAD, width=given.width)
     record: dict[str, Any] = {"environment": surroundings, "config": asdict(config), "quick": given.quick, "cases": {}}
     for name, measure in cases(config, given).items():
         began = time.perf_counter()
         case = record["cases"][name] = measure()
         case["seconds"] = time.perf_counter() - began
-        write_json(folder / gpt_tables.FILE, record)
+        write_json(file, record)
         console.print(f"{name}: took {case['seconds']:.0f} s, compiling included", highlight=False)
     show(record, console)
     failures = [

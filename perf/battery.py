@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -27,13 +26,12 @@ from perf.common import formats
 from perf.common.files import shown, write_json
 from perf.common.formats import Cell
 from perf.measure import environment
-from perf.measure.environment import RESULTS, ROOT, slug
+from perf.measure.environment import RESULTS, ROOT, Records
 
 BUDGET_S, GRACE_S = 570, 60  # the grace is for pytest to write what the tests said
 MEMORY_OF_EACH = 5 << 30  # bytes of the GPU's memory for each process of tests
 TESTS = ROOT / "tests" / "gpu"
 JUNIT = ROOT / "build" / "battery.xml"
-NOTHING = "No battery is committed yet; `make gpu-battery` runs it."
 COLUMNS = ("check", "what is tried", "cases", "failures", "planted bugs found", "seconds")
 # Name, what is tried, and a regular expression of the tests' names; what takes longest first.
 SECTIONS = {
@@ -135,10 +133,6 @@ def status(record: Record) -> int:
     return 3 if any(section["not_run"] for section in record["sections"]) else 0
 
 
-def committed(results: Path) -> list[dict[str, Any]]:
-    return environment.committed(results, "battery-*.json")
-
-
 def rows(record: Record) -> list[list[Cell]]:
     """A row of COLUMNS for each section, and one for all."""
     found: list[list[Cell]] = []
@@ -163,9 +157,8 @@ def text(record: Record) -> str:
     return "\n\n".join(filter(None, [formats.table(COLUMNS, rows(record)), "\n".join(notes)]))
 
 
-def tables(records: Sequence[Record]) -> str:
-    """The tables of all records, and what they were run on."""
-    return environment.under_origins(records, "battery", text) or NOTHING
+NOTHING = "No battery is committed yet; `make gpu-battery` runs it."
+RECORDS = Records("battery-{triton}.json", "battery", NOTHING, text)
 
 
 def at_once() -> int:
@@ -188,9 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = {"environment": made, **battery(given.only or list(SECTIONS), given.cores or at_once(), given.budget)}
     print(f"\n{text(record)}\n\nWhat each test said: {shown(JUNIT)}")
     version = ".".join(str(made["triton"]).split(".")[:2])
-    out = given.out or (None if given.only else RESULTS / slug(made["gpu"]) / f"battery-{version}.json")
+    out = given.out or (None if given.only else RECORDS.path(RESULTS, {**made, "triton": version}))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, record)
         print(f"\nWritten to {shown(out)} after {record['seconds']:.0f} s; `python -m perf.pages` shows it.")
     return status(record)

@@ -99,8 +99,7 @@ def _keep(record: dict[str, Any], out: Path | None, *, whole: bool) -> None:
     """Writes a record of a GPU, if it has all kinds, or where it is told to."""
     if out is None and (INTERPRETED or not whole):
         return
-    path = out or tables.path_of(RESULTS, record["environment"])
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = out or tables.RECORDS.path(RESULTS, record["environment"])
     write_json(path, record)
     print(f"Written to {shown(path)} after {record['seconds']:.0f} s; `python -m perf.pages` shows it.")
 

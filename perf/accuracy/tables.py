@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from perf.accuracy.inputs import ERRORS
 from perf.common import formats
 from perf.common.formats import Cell
-from perf.measure import environment
-from perf.measure.environment import slug
+from perf.measure.environment import Records
 
-FOLDER = "accuracy"
-NOTHING = "No accuracy is committed yet; `python -m perf.accuracy` on a GPU measures it."
 COLUMNS = ("products", "kernel", "classes", *ERRORS, "exact, NaN, infinity")
 LONG_COLUMNS = ("products", "kernel", "bit class", "normal", "positive", "exact, NaN")
 
 Record = Mapping[str, Any]
-
-
-def path_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
-    """Where the record of a GPU and a Triton belongs."""
-    return results / slug(surroundings["gpu"]) / FOLDER / f"{surroundings['triton']}.json"
-
-
-def committed(results: Path) -> list[dict[str, Any]]:
-    return environment.committed(results, f"{FOLDER}/*.json")
 
 
 def _share(value: float | None) -> str | None:
@@ -90,6 +77,5 @@ def text(record: Record) -> str:
     )
 
 
-def tables(records: Sequence[Record]) -> str:
-    """The tables of all records, and what they were measured on."""
-    return environment.under_origins(records, "accuracy", text) or NOTHING
+NOTHING = "No accuracy is committed yet; `python -m perf.accuracy` on a GPU measures it."
+RECORDS = Records("accuracy/{triton}.json", "accuracy", NOTHING, text)

@@ -157,24 +157,24 @@ def one(suite: Suite, options: sweep.Options, file: Path, surroundings: Mapping[
     def show(key: str, result: dict[str, Any]) -> None:
         nonlocal heading
         live["shapes"][key] = result
+        cells = bench_tables.row(live, key)
         if heading:
-            show_line(live, bench_tables.columns(live), "", console, "bold")
+            show_line({name: name for name in cells}, "", console, "bold")
             heading = False
         counted = f"{len(live['shapes'])}/{total} {time.perf_counter() - begin:.0f} s"
         ratio = scores.ratio(result)
         style = "red" if ratio is None or ratio < 1 else "green" if ratio > 1 else ""
-        show_line(live, bench_tables.row(live, key), counted, console, style)
+        show_line(cells, counted, console, style)
 
     sources = environment.source_hash(bench_tables.measured(suite.kind))
     return sweep.run(suite, options, file, {**surroundings, "sources": sources}, show)
 
 
-def show_line(live: Sweep, cells: Sequence[Cell], counted: str, console: Console, style: str) -> None:
+def show_line(cells: Mapping[str, Cell], counted: str, console: Console, style: str) -> None:
     """One line of columns as wide as their names need; the last cell takes the room it needs."""
-    first, *middle, last = ["" if cell is None else str(cell) for cell in cells]
-    names = bench_tables.columns(live)[1:-1]
+    (_, first), *middle, (_, last) = [(name, "" if cell is None else str(cell)) for name, cell in cells.items()]
     words = [f"{counted:>12}  {first:<{SHAPE_WIDTH}}"]
-    words += [f"{cell:>{max(CELL_WIDTH, len(name))}}" for cell, name in zip(middle, names, strict=True)]
+    words += [f"{cell:>{max(CELL_WIDTH, len(name))}}" for name, cell in middle]
     console.print(Text(" ".join([*words, " " + last]).rstrip(), style=style), soft_wrap=True)
 
 
@@ -184,11 +184,11 @@ def show_summary(done: Sequence[Sweep], console: Console) -> None:
     if not rows:
         return
     table = Table(title="ratio of times: more than 1 is faster", title_justify="left")
-    for i, name in enumerate(bench_tables.SCORE_COLUMNS):
+    for i, name in enumerate(rows[0]):
         table.add_column(name, justify="left" if i == 0 else "right")
     for row in rows:
-        style = {"met": "green", "missed": "red"}.get(str(row[-1]), "")
-        table.add_row(*("" if cell is None else str(cell) for cell in row), style=style)
+        style = {"met": "green", "missed": "red"}.get(str(row[""]), "")
+        table.add_row(*map(str, row.values()), style=style)
     console.print()
     console.print(table)
     for score in (score for found in done for score in scores.scores(found) if score.losers):

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,13 +28,13 @@ import torch
 import triton_gemm
 from perf.common import arguments as args
 from perf.common import formats
-from perf.common.files import read_json, shown, write_json
+from perf.common.files import shown, write_json
 from perf.common.formats import Cell
 from perf.measure import environment, operands
 from perf.measure.environment import ROOT
 from triton_gemm.suites.shapes import Shape
 
-NAME, FILE = "first-calls", "results.json"
+NAME = "first-calls"
 WEIGHTS = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (1536, 7168), (2112, 7168))  # N, K
 POWERS = tuple(2**i for i in range(5, 12))  # rows of every weight
 DRAWN, LEAST, MOST = 33, 65, 2047  # more rows of each
@@ -47,18 +46,6 @@ BACKGROUND, KIT = "TRITON_GEMM_BACKGROUND", "TRITON_GEMM_KIT"
 NO_KIT = "no kit"
 CHILD = f"from {__name__} import child; child()"
 OURS, TORCH = "triton_gemm", "torch"
-NOTHING = f"No first calls are committed yet; `python -m perf.bench {NAME}` on a GPU measures them."
-COLUMNS = (
-    "scenario",
-    "calls",
-    "all calls, s",
-    f"over {SLOW_MS:.0f} ms",
-    "longest, ms",
-    "open a bit class",
-    f"over {SLOW_MS:.0f} ms, open none",
-    "all compiled after, s",
-    "last pass, s",
-)
 
 Call = Callable[[], torch.Tensor]
 Run = dict[str, Any]
@@ -212,28 +199,23 @@ def differences(runs: Mapping[str, Run]) -> list[str]:
     return found
 
 
-def row(name: str, run: Run) -> list[Cell]:
-    """A line of COLUMNS."""
-    times = list(run["calls_ms"].values())
-    opens, compiled_s = run.get("opens"), run["compiled_s"]
-    cells: list[Cell] = [
-        name,
-        len(times),
-        f"{sum(times) / 1000:.2f}",
-        sum(ms > SLOW_MS for ms in times),
-        f"{max(times):,.0f}",
-    ]
-    if opens is None:
-        cells += [None] * 3
-    else:
-        none = sum(ms > SLOW_MS and not opened for ms, opened in zip(times, opens, strict=True))
-        cells += [sum(opens), none, "not in time" if compiled_s is None else f"{compiled_s:.1f}"]
-    return [*cells, f"{run['last_pass_s']:.3f}"]
+def row(name: str, run: Run) -> dict[str, Cell]:
+    """A scenario by column."""
+    times, opens = list(run["calls_ms"].values()), run.get("opens")
+    slow, seconds = [ms > SLOW_MS for ms in times], run["compiled_s"]
+    over = f"over {SLOW_MS:.0f} ms"
+    cells: dict[str, Cell] = {"scenario": name, "calls": len(times), "all calls, s": f"{sum(times) / 1000:.2f}"}
+    cells |= {over: sum(slow), "longest, ms": f"{max(times):,.0f}"}
+    if opens is not None:
+        none = sum(late and not opened for late, opened in zip(slow, opens, strict=True))
+        cells |= {"open a bit class": sum(opens), f"{over}, open none": none}
+        cells["all compiled after, s"] = "not in time" if seconds is None else f"{seconds:.1f}"
+    return cells | {"last pass, s": f"{run['last_pass_s']:.3f}"}
 
 
 def text(record: Mapping[str, Any]) -> str:
     """The table of one record, and whether bits are equal."""
-    table = formats.table(COLUMNS, [row(name, run) for name, run in record["scenarios"].items()])
+    table = formats.table_of(row(name, run) for name, run in record["scenarios"].items())
     differ = record["differences"]
     bits = (
         f"**Bits differ: {len(differ)} times.**" if differ else "Every scenario and pass of ours gives the same bits."
@@ -241,21 +223,14 @@ def text(record: Mapping[str, Any]) -> str:
     return f"{table}\n\n{bits}"
 
 
-def tables(records: Sequence[Mapping[str, Any]]) -> str:
-    """The tables of all records, and what they were measured on: the block of the page."""
-    return environment.under_origins(records, NAME, text) or NOTHING
-
-
-def committed(results: Path) -> list[dict[str, Any]]:
-    """Every record under `results`, by GPU."""
-    found = [read_json(path) for path in results.glob(f"*/{NAME}/{FILE}")]
-    return sorted(found, key=lambda record: environment.order(record["environment"]))
+NOTHING = f"No first calls are committed yet; `python -m perf.bench {NAME}` on a GPU measures them."
+RECORDS = environment.Records(f"{NAME}/results.json", NAME, NOTHING, text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m perf.bench {NAME}", description=__doc__)
     parser.add_argument("--orders", type=args.count, metavar="N", help="compare the bits of N orders of the products")
-    parser.add_argument("--json", type=args.path, metavar="FILE", help=f"default perf/results/<gpu>/{NAME}/{FILE}")
+    parser.add_argument("--json", type=args.path, metavar="FILE", help=f"default perf/results/<gpu>/{RECORDS.files}")
     given = parser.parse_args(arguments)
     if given.orders:
         args.refuse(parser, given, ("json",), "--orders writes no record")
@@ -265,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     runs: dict[str, Run] = {}
     record: dict[str, Any] = {}
-    file = given.json or environment.RESULTS / environment.slug(made["gpu"]) / NAME / FILE
+    file = given.json or RECORDS.path(environment.RESULTS, made)
     try:
         for name, found in orders(given.orders) if given.orders else scenarios():
             runs[name] = found
@@ -274,7 +249,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept = {name: {key: run[key] for key in run if key != "digests"} for name, run in runs.items()}
             record = {"environment": made, "scenarios": kept, "differences": differences(runs)}
             if not given.orders:  # at once, so that what follows may be interrupted
-                file.parent.mkdir(parents=True, exist_ok=True)
                 write_json(file, record)
     except subprocess.CalledProcessError as error:
         print(f"error: a scenario's process ended with {error.returncode}", file=sys.stderr)

@@ -24,7 +24,6 @@ FOLDER = "bench"
 PAGE = "README.md"  # of every suite, in the folder of the sweeps of one GPU and Triton version
 PICTURE = "precision.png"  # there, too
 NOTHING = "No sweep is committed yet; `python -m perf.bench all` on a GPU makes them."
-SCORE_COLUMNS = ("suite", "over", "shapes", "geometric mean", "minimum", "target", "losing", "")
 WORST = 8  # losing shapes that are named
 
 
@@ -38,43 +37,29 @@ def page_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
     return folder_of(results, surroundings) / PAGE
 
 
-def columns(sweep: Sweep) -> list[str]:
-    """The columns of `row`."""
-    unit = sweep["unit"]
+def row(sweep: Sweep, key: str) -> dict[str, Cell]:
+    """One shape by column: both times and speeds, the ratios, both errors, and what ours ran."""
+    shape, unit = sweep["shapes"][key], sweep["unit"]
+    results = {"ours": scores.timed(shape, OURS), "cuBLAS": scores.timed(shape, CUBLAS)}
+    cells: dict[str, Cell] = {"shape": key}
     if unit == "us":
-        measured = ["ours µs", "cuBLAS µs", "ours least", "cuBLAS least"]
+        cells |= {
+            f"{who} µs": formats.number(1000 * r["time_ms"]["median"]) if r else None for who, r in results.items()
+        }
+        cells |= {f"{who} least": formats.number(1000 * r["least_ms"]) if r else None for who, r in results.items()}
     else:
-        measured = ["ours ms", "cuBLAS ms", f"ours {unit}", f"cuBLAS {unit}"]
-    others = [f"to {name}" for name in other_providers(sweep)]
-    return ["shape", *measured, "ratio", "  p20 to p80", *others, "error", "cuBLAS's", "kernel"]
-
-
-def row(sweep: Sweep, key: str) -> list[Cell]:
-    """One shape: both times and speeds, the ratio, both errors, and what ours ran."""
-    shape = sweep["shapes"][key]
-    results = [scores.timed(shape, name) for name in (OURS, CUBLAS)]
-    if sweep["unit"] == "us":
-        cells = [
-            formats.number(1000 * r[f][g] if g else 1000 * r[f]) if r else None for f, g in _CALLS for r in results
-        ]
-    else:
-        speed = scores.tflops if sweep["unit"] == "TFLOPS" else scores.gbs
-        cells = [formats.number(r["time_ms"]["median"], 4) if r else None for r in results]
-        cells += [formats.number(speed(shape, r)) if r else None for r in results]
+        speed = scores.tflops if unit == "TFLOPS" else scores.gbs
+        cells |= {f"{who} ms": formats.number(r["time_ms"]["median"], 4) if r else None for who, r in results.items()}
+        cells |= {f"{who} {unit}": formats.number(speed(shape, r)) if r else None for who, r in results.items()}
     spread = scores.spread(shape)
-    ratios: list[Cell] = (
-        [f"{spread['median']:.3f}", f"{spread['p20']:.3f} to {spread['p80']:.3f}"] if spread else [None] * 2
-    )
+    cells["ratio"] = f"{spread['median']:.3f}" if spread else None
+    cells["  p20 to p80"] = f"{spread['p20']:.3f} to {spread['p80']:.3f}" if spread else None
     for name in other_providers(sweep):
         to_other = scores.ratio(shape, OURS, name)
-        ratios.append(None if to_other is None else f"{to_other:.3f}")
-    errors = [
-        formats.error((shape["providers"].get(name, {}).get("error") or {}).get("norm")) for name in (OURS, CUBLAS)
-    ]
-    return [key, *cells, *ratios, *errors, outcome(shape["providers"].get(OURS, {}))]
-
-
-_CALLS = (("time_ms", "median"), ("least_ms", None))
+        cells[f"to {name}"] = None if to_other is None else f"{to_other:.3f}"
+    for column, name in (("error", OURS), ("cuBLAS's", CUBLAS)):
+        cells[column] = formats.error((shape["providers"].get(name, {}).get("error") or {}).get("norm"))
+    return cells | {"kernel": outcome(shape["providers"].get(OURS, {}))}
 
 
 def other_providers(sweep: Sweep) -> list[str]:
@@ -106,22 +91,6 @@ def outcome(result: dict[str, Any]) -> str:
     return str(result.get("config", "")).partition(": ")[0]
 
 
-def score_row(score: Score) -> list[Cell]:
-    """A line of the summary."""
-    verdict = {None: "", True: "met", False: "missed"}[score.met]
-    count = str(len(score.ratios)) + (f" (+ {score.missing} not timed)" if score.missing else "")
-    return [
-        score.suite,
-        score.over,
-        count,
-        f"{score.mean:.3f}",
-        f"{score.minimum:.3f}",
-        _wanted(score),
-        len(score.losers),
-        verdict,
-    ]
-
-
 def _wanted(score: Score) -> str:
     """The target for mean and minimum, in words."""
     target = score.target
@@ -129,9 +98,22 @@ def _wanted(score: Score) -> str:
     return f"{wanted} / {target.minimum:.2f}" if target is not None and target.minimum is not None else wanted
 
 
-def score_rows(sweeps: Sequence[Sweep]) -> list[list[Cell]]:
+def score_rows(sweeps: Sequence[Sweep]) -> list[dict[str, Cell]]:
     """The summary over sweeps, under their labels."""
-    return [[name, *score_row(score)[1:]] for sweep in sweeps for name, score in named_scores(sweep)]
+    return [
+        {
+            "suite": name,
+            "over": score.over,
+            "shapes": f"{len(score.ratios)}" + (f" (+ {score.missing} not timed)" if score.missing else ""),
+            "geometric mean": f"{score.mean:.3f}",
+            "minimum": f"{score.minimum:.3f}",
+            "target": _wanted(score),
+            "losing": len(score.losers),
+            "": {None: "", True: "met", False: "missed"}[score.met],
+        }
+        for sweep in sweeps
+        for name, score in named_scores(sweep)
+    ]
 
 
 def named_scores(sweep: Sweep) -> list[tuple[str, Score]]:
@@ -161,23 +143,17 @@ def calls(sweeps: Sequence[Sweep]) -> str:
     """Python's time of a call by provider, of layers among many: the block `host`."""
     parts = []
     for sweep in sweeps:
-        names = list(next(iter(sweep["shapes"].values()))["providers"])
-        rows = [
-            [
-                key,
-                *(
-                    f"{1000 * r['time_ms']['median']:.1f}" if (r := shape["providers"][n]).get("time_ms") else None
-                    for n in names
-                ),
-            ]
+        rows = (
+            {"microseconds a call": key, **{name: _us(result) for name, result in shape["providers"].items()}}
             for key, shape in sweep["shapes"].items()
             if "weights" in key
-        ]
-        parts += [
-            f"Suite `{sweep['suite']}`: {where(sweep)}. {origin([sweep])}",
-            formats.table(["microseconds a call", *names], rows),
-        ]
+        )
+        parts += [f"Suite `{sweep['suite']}`: {where(sweep)}. {origin([sweep])}", formats.table_of(rows)]
     return "\n\n".join(parts) or NOTHING
+
+
+def _us(result: Mapping[str, Any]) -> str | None:
+    return f"{1000 * result['time_ms']['median']:.1f}" if result.get("time_ms") else None
 
 
 def by_place(sweeps: Sequence[Sweep]) -> list[tuple[dict[str, Any], list[Sweep]]]:
@@ -200,7 +176,7 @@ def measured(kind: str | None) -> str:
 
 def summary(sweeps: Sequence[Sweep]) -> str:
     """Every score of one GPU and Triton version, with targets."""
-    return formats.table(SCORE_COLUMNS, score_rows(sweeps))
+    return formats.table_of(score_rows(sweeps))
 
 
 def pages(sweeps: Sequence[Sweep]) -> dict[str, str]:
@@ -226,10 +202,9 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
     own = [sweep for sweep in sweeps if sweep["suite"] == name and sweep["shapes"]]
     parts = [SUITES[name].reason[0].upper() + SUITES[name].reason[1:] + "."]
     for sweep in own:
-        rows = [row(sweep, key) for key in sweep["shapes"]]
         at = environment.place(sweep["environment"])  # the page of all says whether sources have changed since
         parts.append(f"{where(sweep)}; {sweep['dtype']}, {_shapes(sweep)}; {at}.")
-        parts.append(formats.table(columns(sweep), rows))
+        parts.append(formats.table_of(row(sweep, key) for key in sweep["shapes"]))
         if "copy_tbs" in sweep:
             parts.append(f"A copy reads and writes {formats.number(1000 * sweep['copy_tbs'])} GB/s.")
         parts += [losers(score) for score in scores.scores(sweep) if score.losers]
@@ -237,7 +212,6 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
     return "\n\n".join(parts)
 
 
-PRECISION_COLUMNS = ("precision", "layout", "TFLOPS", "of cuBLAS's SGEMM", "error, norm", "error, worst element")
 PRECISION_SIZE = "4096x4096x4096"
 
 
@@ -277,20 +251,20 @@ def precision(sweeps: Sequence[Sweep]) -> str:
     for _, group in by_place(sweeps):
         found = points(group)
         sgemm = next((point.tflops for point in found if (point.provider, point.mode) == (CUBLAS, "ieee")), None)
-        rows = [
-            [
-                f"{point.provider} {point.mode}",
-                point.layout,
-                formats.number(point.tflops),
-                f"{point.tflops / sgemm:.2f}" if sgemm else None,
-                *(formats.error(point.error.get(kind)) for kind in ("norm", "componentwise")),
-            ]
+        table = formats.table_of(
+            {
+                "precision": f"{point.provider} {point.mode}",
+                "layout": point.layout,
+                "TFLOPS": formats.number(point.tflops),
+                "of cuBLAS's SGEMM": f"{point.tflops / sgemm:.2f}" if sgemm else None,
+                "error, norm": formats.error(point.error.get("norm")),
+                "error, worst element": formats.error(point.error.get("componentwise")),
+            }
             for point in found
-        ]
-        if rows:
+        )
+        if found:
             used = [sweep for sweep in group if points([sweep])]
-            parts.append(f"{where(group[0])}, {PRECISION_SIZE}. {origin(used)}")
-            parts.append(formats.table(PRECISION_COLUMNS, rows))
+            parts += [f"{where(group[0])}, {PRECISION_SIZE}. {origin(used)}", table]
     return "\n\n".join(parts) or NOTHING
 
 

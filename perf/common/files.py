@@ -17,6 +17,7 @@ def read_json(source: Path) -> dict[str, Any]:
 
 def write_json(target: Path, data: dict[str, Any]) -> None:
     """Writes `data` to `target`; a reader sees the old file or the new one, never a part."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")
     with partial.open("w") as file:
         json.dump(data, file, indent=1, allow_nan=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 Cell = str | int | float | None
 
@@ -15,6 +15,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     sides += ["--:"] * (len(columns) - len(sides))  # where there is no row
     lines = [" | ".join(row) for row in (columns, sides, *cells)]
     return "\n".join(f"| {line} |" for line in lines)
+
+
+def table_of(rows: Iterable[Mapping[str, Cell]]) -> str:
+    """A table of rows that name their columns; the longest names all. Nothing where there is no row."""
+    found = list(rows)
+    columns = max(map(list, found), key=len, default=[])
+    return table(columns, [[row.get(name) for name in columns] for row in found]) if found else ""
 
 
 def _words(cells: Sequence[str]) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perf.common import formats
-from perf.common.formats import Cell
 from perf.ladder import views
 from perf.ladder.counters import LARGE_SIZE, READY, S3_SIZE, SIZE, STALLS, TAUGHT, UNITS, of_s3
 from perf.ladder.record import CountedLaunch, Record
@@ -110,39 +109,34 @@ def sentence(one: Counted) -> str:
 
 def table(record: Record) -> str:
     """Every rung: shares of peaks, the bytes that moved for each byte that must, and what warps wait for."""
-    rows: list[list[Cell]] = []
-    for one in counted(record):
-        wait = next(iter(one.waits()), None)
-        rows.append(
-            [
-                f"{one.rung.id} {one.rung.title}",
-                *(f"{one.product[unit]:.0f}" for unit in UNITS),
-                formats.number(one.l2_bytes / one.least_bytes),
-                formats.number(one.dram_bytes / one.least_bytes),
-                f"{100 * one.ready:.0f}",
-                f"{wait[0]}, {formats.percent(wait[1])}" if wait else None,
-            ]
-        )
-    columns = ["rung", *(f"{unit}, %" for unit in UNITS), "L2's bytes / least", "DRAM's bytes / least", "ready, %"]
-    return f"{formats.table([*columns, 'a warp waits most for'], rows)}\n\n{NOTE}" if rows else ""
+    table = formats.table_of(
+        {
+            "rung": f"{one.rung.id} {one.rung.title}",
+            **{f"{unit}, %": f"{one.product[unit]:.0f}" for unit in UNITS},
+            "L2's bytes / least": formats.number(one.l2_bytes / one.least_bytes),
+            "DRAM's bytes / least": formats.number(one.dram_bytes / one.least_bytes),
+            "ready, %": f"{100 * one.ready:.0f}",
+            "a warp waits most for": next((f"{wait}, {formats.percent(share)}" for wait, share in one.waits()), None),
+        }
+        for one in counted(record)
+    )
+    return table and f"{table}\n\n{NOTE}"
 
 
 def launch_order(record: Record) -> str:
     """What DRAM carried at LARGE_SIZE, by the order in which programs are launched."""
-    rows: list[list[Cell]] = [
-        [
-            f"{one.rung.id}, {tile}",
-            order,
-            f"{one.product['L2 hits']:.0f} %",
-            formats.number(one.dram_bytes / 2**30),
-            formats.number(one.dram_bytes / one.total("ns") / 1e3),
-            formats.number(one.tflops),
-        ]
+    return formats.table_of(
+        {
+            "rung, tile": f"{one.rung.id}, {tile}",
+            "order of tiles": order,
+            "hits in L2": f"{one.product['L2 hits']:.0f} %",
+            "GiB by DRAM": formats.number(one.dram_bytes / 2**30),
+            "TB/s": formats.number(one.dram_bytes / one.total("ns") / 1e3),
+            "TFLOPS under the profiler": formats.number(one.tflops),
+        }
         for one in counted(record, LARGE_SIZE)
         for tile, order in [_order(one.launch)]
-    ]
-    columns = ["rung, tile", "order of tiles", "hits in L2", "GiB by DRAM", "TB/s", "TFLOPS under the profiler"]
-    return formats.table(columns, rows) if rows else ""
+    )
 
 
 def _order(launch: CountedLaunch) -> tuple[str, str]:

@@ -111,30 +111,28 @@ def configurations(record: Record) -> str:
 
 def tuning(tuning: Tuning) -> str:
     """Every configuration that was timed, the fastest first, and those that failed."""
-    rows: list[list[Cell]] = [
-        [
-            spelled(timed.config),
-            formats.number(timed.tflops),
-            formats.percent(tuning.share(timed)),
-            formats.number(tuning.expected(timed)),
-            timed.registers,
-            timed.spills,
-        ]
+    rows: list[dict[str, Cell]] = [
+        {
+            "tile,warps,stages,group": spelled(timed.config),
+            "TFLOPS": formats.number(timed.tflops),
+            "of the fastest": formats.percent(tuning.share(timed)),
+            "predicted, scaled": formats.number(tuning.expected(timed)),
+            "registers": timed.registers,
+            "spills": timed.spills,
+        }
         for timed in sorted(tuning.timed, key=lambda timed: -timed.tflops)
     ]
-    rows += [[spelled(config), "failed", *[None] * 4] for config in tuning.failed]
-    columns = ["tile,warps,stages,group", "TFLOPS", "of the fastest", "predicted, scaled", "registers", "spills"]
-    return formats.table(columns, rows)
+    rows += [{"tile,warps,stages,group": spelled(config), "TFLOPS": "failed"} for config in tuning.failed]
+    return formats.table_of(rows)
 
 
 def sweep(record: Record, mode: str) -> str:
     """TFLOPS of every provider at every size."""
     problems = views.squares(record, mode)
-    rows = [
-        [name, *(formats.number(problem.tflops(name)) for problem in problems.values())]
+    return formats.table_of(
+        {"TFLOPS": name, **{str(size): formats.number(problem.tflops(name)) for size, problem in problems.items()}}
         for name in views.lines(record, mode)
-    ]
-    return formats.table(["TFLOPS", *(str(size) for size in problems)], rows)
+    )
 
 
 def errors(record: Record, mode: str) -> str:
@@ -149,119 +147,108 @@ def errors(record: Record, mode: str) -> str:
 
 def factors(record: Record) -> str:
     """Predicted and measured gain of every rung."""
-    rows = [
-        (
-            f"{factor.rung.id} {factor.rung.title}",
-            factor.over,
-            f"{factor.predicted:g}",
-            formats.number(factor.measured),
-            formats.percent(factor.measured / factor.predicted) if factor.measured else None,
-        )
+    return formats.table_of(
+        {
+            "rung": f"{factor.rung.id} {factor.rung.title}",
+            "over": factor.over,
+            "predicted": f"{factor.predicted:g}",
+            "measured": formats.number(factor.measured),
+            "measured / predicted": formats.percent(factor.measured / factor.predicted) if factor.measured else None,
+        }
         for factor in views.factors(record)
-    ]
-    return formats.table(["rung", "over", "predicted", "measured", "measured / predicted"], rows)
+    )
 
 
 def experiment(record: Record, source: published.Experiment) -> str:
     """One source's kernels: ours, and the published ratios."""
-    columns = ["kernel", "twin", "ms", "GFLOPS", "speed-up", "published speed-up", "of cuBLAS"]
-    rows = [
-        [
-            f"{row.kernel.id} {row.kernel.title}",
-            row.twin,
-            formats.number(row.time_ms, 4) or row.result.failed or row.result.absent,
-            formats.number(row.gflops, 4),
-            formats.number(row.speedup),
-            formats.number(row.published_speedup),
-            "n/a" if row.mode == "int32" else formats.percent(row.cublas_share),
-            formats.percent(row.published_share),
-            formats.error(row.result.norm),
-        ]
+    return formats.table_of(
+        {
+            "kernel": f"{row.kernel.id} {row.kernel.title}",
+            "twin": row.twin,
+            "ms": formats.number(row.time_ms, 4) or row.result.failed or row.result.absent,
+            "GFLOPS": formats.number(row.gflops, 4),
+            "speed-up": formats.number(row.speedup),
+            "published speed-up": formats.number(row.published_speedup),
+            "of cuBLAS": "n/a" if row.mode == "int32" else formats.percent(row.cublas_share),
+            "published of cuBLAS": formats.percent(row.published_share),
+            "error": formats.error(row.result.norm),
+        }
         for row in views.experiment(record, source)
-    ]
-    return formats.table([*columns, "published of cuBLAS", "error"], rows)
+    )
 
 
 def tf32_rounding(rounding: TF32Rounding) -> str:
     """Who rounds TF32 operands, and what that does to the error."""
-    rows = [
-        (
-            name,
-            formats.error(error.norm),
-            formats.error(error.componentwise),
-            None if error.vs_torch is None else f"{error.vs_torch:.2f}",
-            None if error.toward_zero is None else f"{error.toward_zero:+.1e}",
-        )
+    return formats.table_of(
+        {
+            "product": name,
+            "error (norm)": formats.error(error.norm),
+            "max error / (\\|A\\|\\|B\\|)": formats.error(error.componentwise),
+            "times cuBLAS's": None if error.vs_torch is None else f"{error.vs_torch:.2f}",
+            "shrinks results by": None if error.toward_zero is None else f"{error.toward_zero:+.1e}",
+        }
         for name, error in rounding.errors.items()
-    ]
-    columns = ["product", "error (norm)", "max error / (\\|A\\|\\|B\\|)", "times cuBLAS's"]
-    return formats.table([*columns, "shrinks results by"], rows)
+    )
 
 
 def static_facts(record: Record) -> str:
     """Registers, shared memory, spills and the predicted ceiling of each rung for each architecture."""
-    columns = ["rung", "for", "configuration", "registers", "shared KiB", "spills", "blocks an SM"]
-    rows = [
-        [
-            name,
-            target,
-            facts.config,
-            facts.registers,
-            formats.kib(facts.shared),
-            facts.spills,
-            facts.blocks_per_sm,
-            formats.number(facts.ceiling_tflops),
-            formats.percent(facts.ceiling_share),
-            facts.ceiling_limit or facts.failed,
-        ]
+    return formats.table_of(
+        {
+            "rung": name,
+            "for": target,
+            "configuration": facts.config,
+            "registers": facts.registers,
+            "shared KiB": formats.kib(facts.shared),
+            "spills": facts.spills,
+            "blocks an SM": facts.blocks_per_sm,
+            "ceiling TFLOPS": formats.number(facts.ceiling_tflops),
+            "of peak": formats.percent(facts.ceiling_share),
+            "limited by": facts.ceiling_limit or facts.failed,
+        }
         for name, targets in views.static_defaults(record).items()
         for target, facts in targets.items()
-    ]
-    return formats.table([*columns, "ceiling TFLOPS", "of peak", "limited by"], rows)
+    )
 
 
 def instruction_mix(record: Record) -> str:
     """Opcodes in the SASS for one architecture, counted in the text and not as executed."""
     target = static.TUNED_ARCHITECTURE
-    rows = [
-        [name, facts.instructions, *(facts.mix[kind] or None for kind in static.KINDS)]
+    return formats.table_of(
+        {f"SASS, {target}": name, "all": facts.instructions, **{kind: facts.mix[kind] or None for kind in static.KINDS}}
         for name, targets in views.static_defaults(record).items()
         if (facts := targets.get(target)) and facts.mix
-    ]
-    return formats.table([f"SASS, {target}", "all", *static.KINDS], rows)
+    )
 
 
 def every_configuration(record: Record) -> str:
     """All that the autotuner explores, for one architecture."""
     target = static.TUNED_ARCHITECTURE
-    rows = [
-        (
-            facts.rung,
-            facts.config,
-            facts.registers,
-            formats.kib(facts.shared),
-            facts.spills,
-            facts.blocks_per_sm,
-            formats.percent(facts.ceiling_share) or facts.failed,
-        )
+    return formats.table_of(
+        {
+            "rung": facts.rung,
+            "configuration": facts.config,
+            "registers": facts.registers,
+            "shared KiB": formats.kib(facts.shared),
+            "spills": facts.spills,
+            "blocks an SM": facts.blocks_per_sm,
+            "ceiling of peak": formats.percent(facts.ceiling_share) or facts.failed,
+        }
         for facts in sorted(record.static.values(), key=lambda facts: facts.rung)
         if facts.target == target
-    ]
-    columns = ["rung", "configuration", "registers", "shared KiB", "spills", "blocks an SM"]
-    return formats.table([*columns, "ceiling of peak"], rows)
+    )
 
 
 def interpreter(record: Record) -> str:
     """Every rung in the interpreter against fp64."""
-    rows = [
-        (
-            row.rung,
-            row.dtype,
-            f"{row.M}x{row.N}x{row.K}",
-            formats.error(row.norm),
-            formats.percent(row.bound),
-            row.failed or (f"not taken: {row.absent}" if row.absent is not None else "right"),
-        )
+    return formats.table_of(
+        {
+            "rung": row.rung,
+            "dtype": row.dtype,
+            "M x N x K": f"{row.M}x{row.N}x{row.K}",
+            "error (norm)": formats.error(row.norm),
+            "of the bound": formats.percent(row.bound),
+            "outcome": row.failed or (f"not taken: {row.absent}" if row.absent is not None else "right"),
+        }
         for row in sorted(record.interpreter.values(), key=lambda row: row.rung)
-    ]
-    return formats.table(["rung", "dtype", "M x N x K", "error (norm)", "of the bound", "outcome"], rows)
+    )

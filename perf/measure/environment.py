@@ -15,8 +15,10 @@ import platform
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -230,7 +232,8 @@ CHANGED = " (changed since)"
 
 def named(made: Mapping[str, Any]) -> str:
     """GPU and versions of an environment that `describe` gave, in words."""
-    return f"{made['gpu']}, torch {made['torch']}, Triton {made['triton']}, CUDA {made['cuda']}"
+    packages = (f", {name} {version}" for name, version in made.get("packages", {}).items() if version)
+    return f"{made['gpu']}, torch {made['torch']}, Triton {made['triton']}, CUDA {made['cuda']}{''.join(packages)}"
 
 
 def origin(made: Iterable[Mapping[str, Any]], measured: str) -> str:
@@ -260,10 +263,34 @@ def short(gpu: str | None) -> str:
     return (gpu or "no GPU").removeprefix("NVIDIA ")
 
 
-def under_origins(records: Iterable[Mapping[str, Any]], measured: str, text: Callable[[Mapping[str, Any]], str]) -> str:
-    """The text of each record, below what it was measured on and at."""
-    made = ((record, record["environment"]) for record in records)
-    return "\n\n".join(f"{named(of)}. {origin([of], measured)}\n\n{text(record)}" for record, of in made)
+@dataclass(frozen=True)
+class Records:
+    """Where the records of one kind are committed, and how a page shows them. files: their paths below the folder of a
+    GPU; measured: a key of SOURCES; nothing: what a page says where there is none; text: the Markdown of the records of
+    one GPU and Triton; on: what one was measured on, in words."""
+
+    files: str
+    measured: str
+    nothing: str
+    text: Callable[..., str]
+    on: Callable[[Mapping[str, Any]], str] = lambda record: named(record["environment"])
+
+    def path(self, results: Path, made: Mapping[str, Any]) -> Path:
+        """Where the record of an environment belongs."""
+        return results / slug(made["gpu"]) / self.files.format(triton=made["triton"])
+
+    def committed(self, results: Path) -> list[dict[str, Any]]:
+        return committed(results, self.files.format(triton="*"))
+
+    def shown(self, records: Iterable[Mapping[str, Any]]) -> str:
+        """The text of the records of each GPU and Triton, below what they were measured on and at which commits."""
+        parts = []
+        for _, group in groupby(records, key=lambda record: order(record["environment"])):
+            found = list(group)
+            cases = ((record, case) for record in found for case in record.get("cases", {}).values() or [{}])
+            commits = origin(({**record["environment"], **case} for record, case in cases), self.measured)
+            parts.append(f"{self.on(found[0])}. {commits}\n\n{self.text(*found)}")
+        return "\n\n".join(parts) or self.nothing
 
 
 def order(made: Mapping[str, Any]) -> tuple[str, list[int]]:

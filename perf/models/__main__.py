@@ -193,7 +193,7 @@ def merge(others: Sequence[Path], out: Path | None) -> int:
 
 
 def file_of(out: Path | None, made: dict[str, Any]) -> Path:
-    committed = tables.file_of(environment.RESULTS, made)
+    committed = tables.RECORDS.path(environment.RESULTS, made)
     return committed if out is None else out / committed.name
 
 

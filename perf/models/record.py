@@ -38,7 +38,6 @@ def add(file: Path, made: Mapping[str, Any], cases: Mapping[str, Mapping[str, An
 
     A case that failed does not replace one that did not.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     with _locked(file):
         record = read_json(file) if file.exists() else {"environment": dict(made), "cases": {}}
         before, dropped = record["cases"], []

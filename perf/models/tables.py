@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perf.bench.scores import geometric_mean
 from perf.common import formats
 from perf.common.formats import Cell
-from perf.measure import environment
-from perf.measure.environment import slug
+from perf.measure.environment import Records
 from perf.models import zoo
 
-FOLDER = "models"
 TORCH, OURS = PROVIDERS = ("torch", "triton_gemm")
 MEANWHILE = 'triton_gemm, first_calls="torch"'  # in the first minute, too
-NOTHING = "No model is committed yet; `python -m perf.models` on a GPU measures them."
 LEAST, MEAN = 0.99, 1.03  # what every ratio of inference is to reach, and their mean
 MOMENTS = (1.0, 5.0, 10.0, 20.0, 40.0, 60.0)  # of the first minute, in seconds
-COLUMNS = (
-    "model and case",
-    "tokens or images",
-    "per second, torch",
-    "triton_gemm",
-    "ratio",
-    "p20 to p80",
-    "error, torch",
-    "error, triton_gemm",
-    "routed",
-    "",
-)
-OF_THE_LIST = ("model", "sizes of", "forward and training", "generated", "attention", "cases")
 
 Record = Mapping[str, Any]
-
-
-def file_of(results: Path, made: Mapping[str, Any]) -> Path:
-    """Where the record of a GPU and a Triton belongs."""
-    return results / slug(made["gpu"]) / FOLDER / f"{made['triton']}.json"
-
-
-def committed(results: Path) -> list[dict[str, Any]]:
-    return environment.committed(results, f"{FOLDER}/*.json")
 
 
 # --- What is in the list ---
@@ -50,22 +24,22 @@ def committed(results: Path) -> list[dict[str, Any]]:
 
 def list_of_models() -> str:
     """The models, their sizes, and what is run with each."""
-    rows: list[list[Cell]] = []
+    rows: list[dict[str, Cell]] = []
     for model in zoo.LIST:
         generates = any(case in zoo.GENERATING for case in model.cases)
-        read = f"{model.rows} images" if model.inputs == "image" else f"{model.rows} x {model.length}"
-        generated = f"{model.asked} x ({model.prompt} + {model.generated})" if generates else None
         rows.append(
-            [
-                model.name,
-                model.like,
-                read,
-                generated,
-                model.attention,
-                "; ".join(filter(model.cases.__contains__, zoo.CASES)),
-            ]
+            {
+                "model": model.name,
+                "sizes of": model.like,
+                "forward and training": (
+                    f"{model.rows} images" if model.inputs == "image" else f"{model.rows} x {model.length}"
+                ),
+                "generated": f"{model.asked} x ({model.prompt} + {model.generated})" if generates else None,
+                "attention": model.attention,
+                "cases": "; ".join(filter(model.cases.__contains__, zoo.CASES)),
+            }
         )
-    return formats.table(OF_THE_LIST, rows)
+    return formats.table_of(rows)
 
 
 # --- What was measured ---
@@ -79,21 +53,19 @@ def ordered(record: Record) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
             yield name, case, record["cases"][name]
 
 
-def row(name: str, case: str, found: Mapping[str, Any]) -> list[Cell]:
-    """A line of COLUMNS, without the first minute."""
+def row(name: str, case: str, found: Mapping[str, Any]) -> dict[str, Cell]:
+    """A case by column, without the first minute."""
+    cells: dict[str, Cell] = {"model and case": name, "tokens or images": found.get("shape")}
     if "failed" in found:
-        return [name, found.get("shape"), *[None] * 7, f"FAILED: {_short(found['failed'])}"]
-    errors, share = found["errors"], None
-    if products := found.get("routing"):
-        share = f"{products['ours']:,} of {products['ours'] + sum(products['left'].values()):,}"
-    cells: list[Cell] = [name, found["shape"]]
-    if "ratio" in found:
-        speeds = [formats.number(found["per_s"][provider], 4) for provider in PROVIDERS]
-        ratio = found["ratio"]
-        cells += [*speeds, f"{ratio['median']:.3f}", f"{ratio['p20']:.3f} to {ratio['p80']:.3f}"]
-    else:
-        cells += [None] * 4
-    return [*cells, *(formats.error(errors[provider]) for provider in PROVIDERS), share, verdict(case, found)]
+        return cells | {"": f"FAILED: {_short(found['failed'])}"}
+    if ratio := found.get("ratio"):
+        theirs, ours = (formats.number(found["per_s"][provider], 4) for provider in PROVIDERS)
+        cells |= {"per second, torch": theirs, OURS: ours, "ratio": f"{ratio['median']:.3f}"}
+        cells["p20 to p80"] = f"{ratio['p20']:.3f} to {ratio['p80']:.3f}"
+    cells |= {f"error, {provider}": formats.error(found["errors"][provider]) for provider in PROVIDERS}
+    products = found.get("routing")
+    routed = f"{products['ours']:,} of {products['ours'] + sum(products['left'].values()):,}" if products else None
+    return cells | {"routed": routed, "": verdict(case, found)}
 
 
 def verdict(case: str, found: Mapping[str, Any]) -> str:
@@ -135,49 +107,38 @@ def summary(record: Record) -> str:
 
 def left(record: Record) -> str:
     """The products that stayed torch's, and why; nothing where all were routed."""
-    rows = [
-        [name, why, count]
+    return formats.table_of(
+        {"left to torch": name, "operator and reason": why, "calls": count}
         for name, _, found in ordered(record)
         for why, count in found.get("routing", {}).get("left", {}).items()
-    ]
-    return formats.table(("left to torch", "operator and reason", "calls"), rows) if rows else ""
+    )
 
 
 def first_minutes(record: Record) -> str:
     """New tokens at each moment, and their ratio; nothing where none was measured."""
-    rows: list[list[Cell]] = []
+    rows: list[dict[str, Cell]] = []
+    after = "new tokens after"
     for name, case, found in ordered(record):
-        if case != zoo.FIRST_MINUTE:
-            continue
-        if "failed" in found:
-            rows.append([f"{name}: FAILED: {_short(found['failed'])}", *[None] * len(MOMENTS)])
-            continue
-        tokens = found["tokens"]
-        moments = [f"{moment:g}" for moment in MOMENTS]
-        for provider, counts in tokens.items():
-            rows.append([f"{name}, {provider}", *(f"{counts[at]:,.0f}" for at in moments)])
-            if provider != TORCH:
-                ratios = [counts[at] / tokens[TORCH][at] if tokens[TORCH][at] else None for at in moments]
-                rows.append(["ratio", *(None if ratio is None else f"{ratio:.3f}" for ratio in ratios)])
-    return formats.table(("new tokens after", *(f"{moment:g} s" for moment in MOMENTS)), rows) if rows else ""
+        if case == zoo.FIRST_MINUTE and "failed" in found:
+            rows.append({after: f"{name}: FAILED: {_short(found['failed'])}"})
+        elif case == zoo.FIRST_MINUTE:
+            for provider, counts in found["tokens"].items():
+                rows.append({after: f"{name}, {provider}", **{f"{at} s": f"{n:,.0f}" for at, n in counts.items()}})
+                if provider != TORCH:
+                    pairs = [(at, n, found["tokens"][TORCH][at]) for at, n in counts.items()]
+                    ratios = {f"{at} s": f"{n / of:.3f}" if of else None for at, n, of in pairs}
+                    rows.append({after: "ratio", **ratios})
+    return formats.table_of(rows)
 
 
 def text(record: Record) -> str:
     """All of one record."""
-    rows = [row(*each) for each in ordered(record) if each[1] != zoo.FIRST_MINUTE]
-    parts = [summary(record), formats.table(COLUMNS, rows) if rows else "", first_minutes(record), left(record)]
-    return "\n\n".join(filter(None, parts))
+    cases = formats.table_of(row(*each) for each in ordered(record) if each[1] != zoo.FIRST_MINUTE)
+    return "\n\n".join(filter(None, [summary(record), cases, first_minutes(record), left(record)]))
 
 
-def tables(records: Sequence[Record]) -> str:
-    """The block of the page: each record, below what it was measured on and at which commits."""
-    parts = []
-    for record in records:
-        made = record["environment"]
-        packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items() if version)
-        commits = environment.origin([{**made, **case} for case in record["cases"].values()] or [made], "models")
-        parts.append(f"{environment.named(made)}, {packages}. {commits}\n\n{text(record)}")
-    return "\n\n".join(parts) or NOTHING
+NOTHING = "No model is committed yet; `python -m perf.models` on a GPU measures them."
+RECORDS = Records("models/{triton}.json", "models", NOTHING, text)
 
 
 def _short(words: str) -> str:

@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perf import battery
-from perf.accuracy import tables as accuracy_tables
-from perf.bench import first_calls
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.common import formats
@@ -23,9 +20,8 @@ from perf.ladder.rungs_and_twins import MODES
 from perf.measure import environment
 from perf.measure.providers import CUBLAS
 from perf.models import tables as model_tables
-from perf.pages import architecture, exercises, gpt_tables, rung_diff, speed_map, summary
-from perf.pages.results import Results
-from perf.tuning import tables as tuning_tables
+from perf.pages import architecture, exercises, rung_diff, speed_map, summary
+from perf.pages.results import KINDS, Results
 from triton_gemm.ladder import LADDER, Rung
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
@@ -325,6 +321,10 @@ def _facts(record: Record | None, sweeps: list[Sweep]) -> dict[str, str]:
     return {name: f"{figure:,.4g}" if figure < 1000 else f"{figure:,.0f}" for name, figure in figures.items() if figure}
 
 
+def _of_kind(name: str, results: Results, folder: Path) -> str:
+    return KINDS[name].shown(results.others.get(name, []))
+
+
 BLOCKS: dict[str, Block] = {
     **{rung.id: partial(_rung, rung) for rung in LADDER},
     "picture": lambda results, folder: (
@@ -351,14 +351,9 @@ BLOCKS: dict[str, Block] = {
     "map": _maps,
     "bench": _bench,
     "host": lambda results, folder: bench_tables.calls(results.calls),
-    first_calls.NAME: lambda results, folder: first_calls.tables(results.first_calls),
     "precision-picture": _precision_picture,
     "precision": lambda results, folder: bench_tables.precision(results.sweeps),
-    "accuracy": lambda results, folder: accuracy_tables.tables(results.accuracies),
-    "battery": lambda results, folder: battery.tables(results.batteries),
-    "tuned": lambda results, folder: tuning_tables.tables(results.tunings),
     "packages": lambda results, folder: architecture.packages(),
-    "gpt": lambda results, folder: gpt_tables.tables(results.models),
     "list-of-models": lambda results, folder: model_tables.list_of_models(),
-    "models": lambda results, folder: model_tables.tables(results.whole_models),
+    **{name: partial(_of_kind, name) for name in KINDS},
 }

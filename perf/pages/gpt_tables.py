@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from perf.common import formats
 from perf.common.formats import Cell
 from perf.measure import environment
-from perf.measure.environment import slug
+from perf.measure.environment import Records
 
-FOLDER, FILE = "examples", "gpt.json"
-NOTHING = "No measurement is committed yet; `python -m examples.bench_gpt` on a GPU makes one."
 TORCH, OURS = "torch", "triton_gemm"
 TORCH_COMPILED, OURS_COMPILED = "torch, compiled", "triton_gemm, compiled"
 TRAINING, DECODE = 1.0, 1.05  # what the ratios are to reach
 COLUMNS = ("tokens/s", TORCH, OURS, "ratio", TORCH_COMPILED, OURS_COMPILED, "ratio", "target", "")
-
-
-def folder_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
-    """Where the results of a GPU and a Triton belong."""
-    return results / slug(surroundings["gpu"]) / FOLDER / str(surroundings["triton"])
-
-
-def committed(results: Path) -> list[dict[str, Any]]:
-    return environment.committed(results, f"{FOLDER}/*/{FILE}")
 
 
 def rows(record: dict[str, Any]) -> list[list[Cell]]:
@@ -43,17 +31,14 @@ def _row(case: dict[str, Any]) -> list[Cell]:
     return [*of_eager, *of_compiled, f"{target:.2f}", "met" if min(ratios) >= target else "missed"]
 
 
-def model(record: dict[str, Any]) -> str:
+def model(record: Mapping[str, Any]) -> str:
     """The model and what it ran on, in words."""
     config = record["config"]
     size = f"{config['layers']} layers {config['width']} wide, vocabulary {config['vocabulary']}, bf16"
     return f"{environment.named(record['environment'])}; {size}"
 
 
-def tables(records: Sequence[dict[str, Any]]) -> str:
-    """A table for each record."""
-    parts = []
-    for record in records:
-        parts.append(f"{model(record)}. {environment.origin([record['environment']], 'gpt')}")
-        parts.append(formats.table(COLUMNS, rows(record)))
-    return "\n\n".join(parts) or NOTHING
+NOTHING = "No measurement is committed yet; `python -m examples.bench_gpt` on a GPU makes one."
+RECORDS = Records(
+    "examples/{triton}/gpt.json", "gpt", NOTHING, lambda record: formats.table(COLUMNS, rows(record)), model
+)

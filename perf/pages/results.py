@@ -15,32 +15,36 @@ from perf.bench.scores import Sweep
 from perf.ladder import record, views
 from perf.ladder.record import Record
 from perf.measure import environment
+from perf.measure.environment import Records
 from perf.models import tables as model_tables
 from perf.pages import gpt_tables
 from perf.tuning import tables as tuning_tables
 
+KINDS: dict[str, Records] = {  # by the block that shows them
+    "gpt": gpt_tables.RECORDS,
+    "accuracy": accuracy_tables.RECORDS,
+    "battery": battery.RECORDS,
+    "tuned": tuning_tables.RECORDS,
+    first_calls.NAME: first_calls.RECORDS,
+    "models": model_tables.RECORDS,
+}
+
 
 @dataclass(frozen=True)
 class Results:
-    """What is committed, in the order of GPUs: reports, sweeps, GPTs, accuracy, batteries, tunings, first calls,
-    transformers' models. Of each GPU those with its newest Triton; older ones are evidence of
-    docs/log.md. calls: Python's time of calls."""
+    """What is committed, in the order of GPUs: reports, sweeps, and records of KINDS. Of each GPU those with its newest
+    Triton; older ones are evidence of docs/log.md. calls: Python's time of calls."""
 
     records: list[Record]
     sweeps: list[Sweep]
-    models: list[dict[str, Any]]
-    accuracies: list[dict[str, Any]] = field(default_factory=list)
-    batteries: list[dict[str, Any]] = field(default_factory=list)
-    tunings: list[dict[str, Any]] = field(default_factory=list)
-    first_calls: list[dict[str, Any]] = field(default_factory=list)
-    whole_models: list[dict[str, Any]] = field(default_factory=list)
+    others: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     calls: list[Sweep] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Results:
-        modules = (bench_tables, gpt_tables, accuracy_tables, battery, tuning_tables, first_calls, model_tables)
-        newest = (environment.newest(tables.committed(folder)) for tables in modules)
-        return cls(record.committed(folder), *[*newest, bench_tables.committed_calls(folder)])
+        sweeps = environment.newest(bench_tables.committed(folder))
+        others = {name: environment.newest(kind.committed(folder)) for name, kind in KINDS.items()}
+        return cls(record.committed(folder), sweeps, others, bench_tables.committed_calls(folder))
 
     @cached_property
     def main(self) -> Record | None:

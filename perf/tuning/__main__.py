@@ -17,8 +17,8 @@ With TRITON_GEMM_CAPABILITY=8.0 in the environment the GPU is treated as an olde
 from __future__ import annotations
 
 import argparse
+import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ from triton_gemm.suites.shapes import spaced
 from triton_gemm.tables import export_to
 from triton_gemm.tables.records import named
 from triton_gemm.tuning import planned, tune
-from triton_gemm.tuning.report import ShapeReport, TuningReport
+from triton_gemm.tuning.report import SHAPE_FIELDS, ShapeReport, TuningReport, values
 from triton_gemm.tuning.rows import grid
 
 PART = 20  # products after which the record is written
@@ -81,22 +81,16 @@ def record_of(
 
 
 def _product(report: ShapeReport, used: Selection | None) -> dict[str, Any]:
-    """A report in plain values, None for what was not measured."""
-    of_used = [us for us, name in report.times if used is not None and name == named(used)]
-    times = {name: getattr(report, name) for name in ("choice_us", "us", "fastest_us", "noise")}
-    return {
+    """A report in plain values of five digits, None for what was not measured."""
+    selections = {"choice": report.choice, "winner": report.selection}
+    found = {
         "product": problem_text(report.problem),
-        **{name: getattr(report, name) for name in ("outcome", "candidates", "timed", "rounds", "stored", "why")},
-        **{name: float(f"{x:.5g}") if report.measured else None for name, x in times.items()},
-        "choice": named(report.choice) if report.choice else None,
-        "winner": named(report.selection) if report.selection else None,
-        "torch_us": None if math.isnan(report.torch_us) else float(f"{report.torch_us:.5g}"),
-        "torch_faster": report.torch_faster,
-        "used_us": float(f"{of_used[0]:.5g}") if of_used else None,
-        "again": [{"same": race.same, "slower": float(f"{race.slower:.5g}")} for race in report.again],
-        "failed": [list(pair) for pair in report.failed],
-        "times": [[float(f"{us:.5g}"), way] for us, way in report.times],
+        **values(report, *(name for name in SHAPE_FIELDS if name not in ("problem", "calls", "selection"))),
+        **{name: selection and named(selection) for name, selection in selections.items()},
+        "used_us": next((us for us, name in report.times if used is not None and name == named(used)), None),
     }
+    rounded: dict[str, Any] = json.loads(json.dumps(found), parse_float=lambda x: float(f"{float(x):.5g}"))
+    return rounded
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,9 +157,8 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
         report = replace(found, shapes=report.shapes + found.shapes, budget=budget, seconds=seconds)
         record = record_of(run, given.seed, report, used, given.weights, given.shard, some)
         path = tables.path_of(given.out or RESULTS, record)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, record)
-    print("\n".join(["", *tables.worst(record), "", tables.text([record])]))
+    print("\n".join(["", *tables.worst(record), "", tables.text(record)]))
     print(f"Written to {shown(path)}; `python -m perf.pages` shows it.", flush=True)
     if given.table is not None:
         export_to(given.table, bits=run.bits)

@@ -10,26 +10,9 @@ from typing import Any
 
 from perf.common import formats
 from perf.common.formats import Cell
-from perf.measure import environment
-from perf.measure.environment import slug
+from perf.measure.environment import Records
 
 FOLDER = "tuning"
-NOTHING = "No tuning is committed yet; `python -m perf.tuning` on a GPU measures it."
-OF_RUN = ("GEMMs", "commit", "bits", "seconds")
-OF_TIMES = (
-    "candidates, timed",
-    "regret, mean",
-    "regret, median",
-    "regret, worst",
-    "GEMMs over 10 %",
-    "in use before: mean, worst",
-    "regret after",
-    "stored",
-    "same winner again",
-    "again within 1 %",
-    "torch / what runs: mean, least",
-)
-COLUMNS = (*OF_RUN, *OF_TIMES)
 MUCH = 0.1  # that a choice loses
 
 Record = Mapping[str, Any]
@@ -41,11 +24,7 @@ def path_of(results: Path, record: Record) -> Path:
     seed = "" if record["seed"] is None else str(record["seed"])
     part = "of".join(map(str, record.get("shard", ())))
     words = filter(None, (record["run"], record.get("some"), *record.get("weights", ()), seed, part, older(record)))
-    return results / slug(made["gpu"]) / FOLDER / str(made["triton"]) / f"{'-'.join(words)}.json"
-
-
-def committed(results: Path) -> list[dict[str, Any]]:
-    return environment.committed(results, f"{FOLDER}/*/*.json")
+    return RECORDS.path(results, made).with_name(f"{'-'.join(words)}.json")
 
 
 def older(record: Record) -> str:
@@ -63,36 +42,36 @@ def compared(record: Record) -> list[Mapping[str, Any]]:
     ]
 
 
-def row(record: Record) -> list[Cell]:
-    """What a run came to, in the columns of COLUMNS."""
+def row(record: Record) -> dict[str, Cell]:
+    """What a run came to, by column."""
     measured = compared(record)
-    lost = [found["choice_us"] / found["fastest_us"] - 1 for found in measured]
-    after = [found["us"] / found["fastest_us"] - 1 for found in measured]
-    used = [found["used_us"] / found["fastest_us"] - 1 for found in measured if found.get("used_us")]
-    again = [race for found in measured for race in found["again"]]
-    known = sum(found["candidates"] for found in measured)
-    timed = sum(found["timed"] for found in measured)
     count = len(record["products"])
     part = f", part {' of '.join(map(str, record['shard']))}" if "shard" in record else ""
     words = f"{count} {record['what']}{part}" + (f", as {older(record)}" if older(record) else "")
     words += f", {len(measured)} of them compared" if len(measured) < count else ""
-    of_run: list[Cell] = [words, record["environment"]["commit"], record["bits"], f"{record['seconds']:.0f}"]
+    cells: dict[str, Cell] = {"GEMMs": words, "commit": record["environment"]["commit"], "bits": record["bits"]}
+    cells["seconds"] = f"{record['seconds']:.0f}"
     if not measured:
-        return [*of_run, *(None for _ in OF_TIMES)]
-    return [
-        *of_run,
-        f"{known / len(measured):.0f}, {timed / len(measured):.0f}",
-        _points(_mean(lost)),
-        _points(median(lost)),
-        _points(max(lost)),
-        sum(x > MUCH for x in lost),
-        f"{_points(_mean(used))}, {_points(max(used))}" if 2 * len(used) > len(measured) else None,
-        _points(_mean(after)),
-        sum(found["outcome"] == "tuned" for found in measured),
-        _share(race["same"] for race in again),
-        _share(abs(race["slower"]) <= 0.01 for race in again),
-        _over_served(record),
-    ]
+        return cells
+    lost = [found["choice_us"] / found["fastest_us"] - 1 for found in measured]
+    used = [found["used_us"] / found["fastest_us"] - 1 for found in measured if found.get("used_us")]
+    again = [race for found in measured for race in found["again"]]
+    known, timed = (fmean(found[name] for found in measured) for name in ("candidates", "timed"))
+    return cells | {
+        "candidates, timed": f"{known:.0f}, {timed:.0f}",
+        "regret, mean": _points(_mean(lost)),
+        "regret, median": _points(median(lost)),
+        "regret, worst": _points(max(lost)),
+        "GEMMs over 10 %": sum(x > MUCH for x in lost),
+        "in use before: mean, worst": (
+            f"{_points(_mean(used))}, {_points(max(used))}" if 2 * len(used) > len(measured) else None
+        ),
+        "regret after": _points(_mean([found["us"] / found["fastest_us"] - 1 for found in measured])),
+        "stored": sum(found["outcome"] == "tuned" for found in measured),
+        "same winner again": _share(race["same"] for race in again),
+        "again within 1 %": _share(abs(race["slower"]) <= 0.01 for race in again),
+        "torch / what runs: mean, least": _over_served(record),
+    }
 
 
 def _over_served(record: Record) -> str | None:
@@ -126,18 +105,11 @@ def _share(found: Any) -> str | None:
     return f"{100 * fmean(given):.0f} %" if given else None
 
 
-def text(records: Sequence[Record]) -> str:
+def text(*records: Record) -> str:
     """The table of the records of one GPU and Triton."""
-    return formats.table(COLUMNS, map(row, records))
+    return formats.table_of(map(row, records))
 
 
-def tables(records: Sequence[Record]) -> str:
-    """The tables of all records, each GPU's and Triton's below what it was measured on and at."""
-    places: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        places.setdefault((record["environment"]["gpu"], record["environment"]["triton"]), []).append(record)
-    parts = []
-    for found in places.values():
-        made = [record["environment"] for record in found]
-        parts.append(f"{environment.named(made[0])}. {environment.origin(made, FOLDER)}\n\n{text(found)}")
-    return "\n\n".join(parts) or NOTHING
+NOTHING = "No tuning is committed yet; `python -m perf.tuning` on a GPU measures it."
+RECORDS = Records("tuning/{triton}/*.json", FOLDER, NOTHING, text)
+committed = RECORDS.committed

@@ -142,8 +142,8 @@ def test_the_table_has_the_worst_of_each_kernels_classes_and_what_is_wrong() -> 
 
 def test_records_are_found_where_they_are_written(tmp_path: Path) -> None:
     record = made_up_record()
-    command._keep(record, tables.path_of(tmp_path, record["environment"]), whole=True)
-    assert tables.committed(tmp_path) == [record]
+    command._keep(record, tables.RECORDS.path(tmp_path, record["environment"]), whole=True)
+    assert tables.RECORDS.committed(tmp_path) == [record]
     assert (tmp_path / "made-up-gpu" / "accuracy" / "3.6.0.json").exists()
 
 

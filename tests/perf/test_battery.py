@@ -90,7 +90,7 @@ def test_what_becomes_of_tests(made_up: Path, capsys: pytest.CaptureFixture[str]
     out = made_up / "made-up-gpu" / "battery-3.6.json"
     chosen = ["windows", "large offsets", "ConSan", "memcheck", "synccheck", "bad input", "numerics"]
     assert battery.main(["--only", *chosen, "--cores", "2", "--out", str(out)]) == 1
-    (record,) = battery.committed(made_up)
+    (record,) = battery.RECORDS.committed(made_up)
     assert record["environment"] == SURROUNDINGS and [row["name"] for row in record["sections"]] == chosen
     found = rows(out)
     missed = "test_what_is_planted_is_found[{}]: AssertionError: the bug was not found"
@@ -116,7 +116,7 @@ def test_what_becomes_of_tests(made_up: Path, capsys: pytest.CaptureFixture[str]
 def test_a_whole_run_writes_its_record(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(battery, "SECTIONS", {"memcheck": battery.SECTIONS["memcheck"]})
     assert battery.main(["--only", "memcheck", "--cores", "1"]) == 0
-    assert battery.committed(made_up) == []  # of a part
+    assert battery.RECORDS.committed(made_up) == []  # of a part
     assert battery.main(["--cores", "1"]) == 0
     assert set(rows(made_up / "made-up-gpu" / "battery-3.6.json")) == {"memcheck"}
 

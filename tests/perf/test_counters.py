@@ -151,7 +151,7 @@ def test_lines_after_the_table_are_no_kernels() -> None:
 
 
 def test_what_is_said_of_the_counters(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = Results([record], [], [])
+    results = Results([record], [])
     assert "No counters are committed yet" in block("counted", results)
     assert counted.loads(record) == counted.table(record) == ""
     count_all(record, monkeypatch)

@@ -23,7 +23,7 @@ def record() -> dict[str, Any]:
     for name, base in bench_gpt.BASELINES.items():
         variants[name]["ratio"] = {"median": speeds[name] / speeds[base]}
     return {
-        "environment": {"gpu": "NVIDIA H100", "torch": "2.11", "triton": "3.6.0", "cuda": "13.0"},
+        "environment": {"gpu": "NVIDIA H100", "torch": "2.12", "triton": "3.6.0", "cuda": "13.0"},
         "config": {"layers": 12, "width": 1024, "vocabulary": 50304},
         "cases": {
             "decode, batch 1": {"target": gpt_tables.DECODE, "variants": variants},
@@ -49,10 +49,8 @@ def test_pages_have_the_newest_triton_of_each_gpu(tmp_path: Path) -> None:
     for gpu, version in (("NVIDIA H100", "3.6.0"), ("NVIDIA H100", "3.10.0"), ("NVIDIA H200", "3.9.0")):
         found = record()
         found["environment"] |= {"gpu": gpu, "triton": version}
-        folder = gpt_tables.folder_of(tmp_path, found["environment"])
-        folder.mkdir(parents=True)
-        write_json(folder / gpt_tables.FILE, found)
-    models = gpt_tables.committed(tmp_path)
+        write_json(gpt_tables.RECORDS.path(tmp_path, found["environment"]), found)
+    models = gpt_tables.RECORDS.committed(tmp_path)
     assert environment.newest(models[::-1]) == models[:0:-1]
     newest = block("gpt", Results.read(tmp_path))
     assert [newest.count(f"Triton {version}") for version in ("3.6.0", "3.10.0", "3.9.0")] == [0, 1, 1]

@@ -50,7 +50,7 @@ def record_of(**ratios: Any) -> dict[str, Any]:
 
 
 def verdicts(found: dict[str, Any]) -> list[object]:
-    return [tables.row(*each)[-1] for each in tables.ordered(found)]
+    return [tables.row(*each)[""] for each in tables.ordered(found)]
 
 
 # --- The list ---
@@ -174,9 +174,7 @@ def test_the_page_has_the_newest_triton(tmp_path: Path) -> None:
     for version in ("3.8.0", "3.9.0", "3.10.0"):
         found = record_of(forward=1.0)
         found["environment"] = {**MADE, "triton": version}
-        file = tables.file_of(tmp_path, found["environment"])
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, found)
+        write_json(tables.RECORDS.path(tmp_path, found["environment"]), found)
     shown = block("models", Results.read(tmp_path))
     assert "Triton 3.10.0" in shown and "Triton 3.9.0" not in shown
     assert "transformers 5.17.0. Commit `abc1234`" in shown

@@ -35,7 +35,7 @@ def test_pages_show_the_results_that_are_committed() -> None:
 
 def test_pages_are_filled_between_their_markers_only(tmp_path: Path) -> None:
     text = "before\n<!-- results:ladder -->\nold\n<!-- /results -->\nafter\n"
-    results = Results([committed_record(tmp_path)], [], [])
+    results = Results([committed_record(tmp_path)], [])
     filled = blocks.filled(text, results, tmp_path)
     assert filled.startswith("before\n<!-- results:ladder -->\n")
     assert filled.endswith("<!-- /results -->\nafter\n")
@@ -55,7 +55,7 @@ def test_a_block_without_results_says_so(name: str) -> None:
 
 def test_a_gpu_that_only_the_bench_has_seen_is_told_of(tmp_path: Path) -> None:
     sweep = {"suite": "decode", "copy_tbs": 2.8, "shapes": {}, "environment": {**SURROUNDINGS, "gpu": "Third"}}
-    found = block("gpus", Results([committed_record(tmp_path)], [sweep], []))
+    found = block("gpus", Results([committed_record(tmp_path)], [sweep]))
     assert "| copy, as suite `decode` measured it, TB/s |  | 2.8 |" in found
 
 

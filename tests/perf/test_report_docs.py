@@ -128,7 +128,7 @@ def made_up_sweeps() -> list[Sweep]:
 
 def test_suites_are_sorted_by_unseen_shapes_and_int8_is_split_by_layout() -> None:
     mid, decode = summary.SUITES["mid"], summary.SUITES["decode"]
-    assert block("summary", Results([], made_up_sweeps(), [])).splitlines()[1:-1] == [
+    assert block("summary", Results([], made_up_sweeps())).splitlines()[1:-1] == [
         "Made-up GPU, torch 2.11.0, Triton 3.6.0, CUDA 13.0: [every suite and shape]"
         f"(made-up-gpu/bench/3.6.0/README.md). Commit `abc1234`{environment.CHANGED}.",
         "",
@@ -143,7 +143,7 @@ def test_suites_are_sorted_by_unseen_shapes_and_int8_is_split_by_layout() -> Non
 
 def test_other_dtypes_have_a_row_of_their_own() -> None:
     sweeps = [made_up_sweep("square", {keys("square", 1)[0]: 1.5}, dtype=dtype) for dtype in ("bf16", "fp16")]
-    found = block("summary", Results([], sweeps, []))
+    found = block("summary", Results([], sweeps))
     words = f"| `square`: {summary.SUITES['square']}"
     assert f"{words} | 1.50 (listed) |" in found and f"{words}, fp16 | 1.50 (listed) |" in found
 
@@ -155,7 +155,6 @@ def test_readme_shows_one_gpu_by_its_newest_triton_and_the_other_page_all(tmp_pa
         for sweep in made_up_sweeps():
             sweep["environment"] |= {"gpu": gpu, "triton": triton}
             folder = bench_tables.folder_of(tmp_path, sweep["environment"])
-            folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / f"{scores.label(sweep).replace(' ', '-')}.json", sweep)
     shown = [
         line.partition(",")[0] for line in block("summary", Results.read(tmp_path)).splitlines() if "torch 2" in line
@@ -182,7 +181,7 @@ def test_the_map_has_each_ratio_once_for_each_weight_that_models_have(tmp_path: 
     cells = re.findall(r'width="53"[^/]*fill="([^"]*)"[^>]*>(?:<text[^>]*>([^<]*))?', speed_map.picture(shown))
     weights = [("#1f5f99", "1.30"), ("#b35806", "0.50"), ("#eeeeee", "1.01")]
     assert cells == [*weights, *weights, ("none", ""), ("none", ""), ("none", "")]  # of two models, and DeepSeek's
-    found = block("map", Results([], sweeps, []))
+    found = block("map", Results([], sweeps))
     assert "(made-up-gpu/bench/3.6.0/map.svg)" in found
     assert "of 3 GEMMs triton_gemm is faster on 1, torch on 1; the others are within 2 %" in found
 
@@ -198,5 +197,5 @@ def test_the_picture_of_precisions_is_of_a_gpu_that_has_one() -> None:
         made_up_sweep(name, {"4096x4096x4096 nn": 1.0}, dtype=name, environment={**SURROUNDINGS, "gpu": "Second"})
         for name in ("tf32", "ieee")
     ]
-    found = block("precision-picture", Results([], [*made_up_sweeps(), *precisions], []))
+    found = block("precision-picture", Results([], [*made_up_sweeps(), *precisions]))
     assert "(second/bench/3.6.0/precision.png)" in found

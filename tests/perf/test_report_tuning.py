@@ -263,7 +263,7 @@ def test_what_is_not_known_is_not_told(record: Record) -> None:
     assert found.predicted is None and found.expected(found.fastest) is None
     told = autotuner.says(found)
     assert not any(words in told for words in ("prediction", "one parameter changed", "failed"))
-    results = Results([record], [], [])
+    results = Results([record], [])
     assert told in block("k08", results) and blocks.NOTHING in block("k08", results)
     assert "tuning-k09.png" not in block("k09", results)
 

@@ -114,7 +114,7 @@ def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: py
     assert [found["outcome"] for found in record["products"]] == ["tuned", "stays", "stays", "stays", "no time"]
     assert record["seconds"] == 12.3 and record["products"][4]["choice_us"] is None
     assert record["products"][2]["failed"] == [["a kernel", "it is too large"]]
-    cells = dict(zip(tables.COLUMNS, tables.row(record), strict=True))
+    cells = tables.row(record)
     assert cells["GEMMs"] == "5 drawn in all regimes, each tuned twice, 3 of them compared"
     lost = (1.25 * 10 / 9.9) ** (1 / 3) - 1
     assert tuple(cells[f"regret, {of}"] for of in ("mean", "median", "worst")) == (
@@ -129,7 +129,7 @@ def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: py
     assert cells["torch / what runs: mean, least"] == f"{(9 / 8) ** 0.5:.3f}, 1.000"
     said = capsys.readouterr().out
     assert f"{record['products'][0]['product']}: 10 us, fastest 8 us (25.0 %)" in said and "twice-5.json" in said
-    page = blocks.BLOCKS["tuned"](Results([], [], [], tunings=tables.committed(tmp_path)), tmp_path)
+    page = blocks.BLOCKS["tuned"](Results([], [], {"tuned": tables.committed(tmp_path)}), tmp_path)
     assert page.startswith("Made-up GPU, torch 2.11.0") and "| 5 drawn in all regimes, each" in page
 
 
@@ -153,7 +153,7 @@ def test_a_gpu_that_is_treated_as_an_older_one(told: dict[str, Any], monkeypatch
         "seed": None,
     }
     assert tables.path_of(Path(), part).name == "a-8x16-8x32.json"
-    assert tables.row(record)[0] == "3 drawn in all regimes, as sm_80"
+    assert tables.row(record)["GEMMs"] == "3 drawn in all regimes, as sm_80"
 
 
 def test_nothing_was_measured(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +164,7 @@ def test_nothing_was_measured(told: dict[str, Any], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(command, "tune", tune)
     assert command.main(["listed", "--limit", "2"]) == 1
     (record,) = tables.committed(command.RESULTS)
-    assert tables.row(record)[0] == "2 of language models, 0 of them compared"
-    assert len(tables.row(record)) == len(tables.COLUMNS)
+    assert tables.row(record)["GEMMs"] == "2 of language models, 0 of them compared"
     assert tables.worst(record) == []
 
 
@@ -292,7 +291,7 @@ def test_what_tables_had_is_measured(told: dict[str, Any], monkeypatch: pytest.M
     for used, us in ((choice, 10.0), (other, 8.0)):
         record = command.record_of(RUNS["llama-3-8b-rows"], 5, whole, {problem: used})
         assert record["products"][0]["used_us"] == us
-        cells = dict(zip(tables.COLUMNS, tables.row(record), strict=True))
+        cells = tables.row(record)
         assert cells["in use before: mean, worst"] == f"{100 * (us / 8 - 1):.1f} %, {100 * (us / 8 - 1):.1f} %"
     assert command.record_of(RUNS["unseen"], 5, whole)["products"][0]["used_us"] is None
 

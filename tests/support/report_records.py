@@ -30,7 +30,7 @@ SURROUNDINGS: Environment = {
     **{"num_sms": 132, "l2_bytes": 50 << 20, "memory_bytes": 80 << 30, "driver": "580.0", "power_limit_w": 700.0},
 }
 OPTIONS = tasks.Options(LADDER, True, ("ieee", "tf32", "fp16", "bf16"), tasks.SIZES, False, False)
-NO_RESULTS = Results([], [], [])
+NO_RESULTS = Results([], [])
 
 
 def committed_record(folder: Path) -> Record:
