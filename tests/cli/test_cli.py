@@ -519,9 +519,8 @@ def test_tables_travel(folder: Path, tmp_path: Path) -> None:
     store(problem_of(64))
     assert "1 entry ->" in words_of("cache", "export", second, "--device", "h200")
     assert document("cache", "merge", first, second, "--out", both)["entries"] == 2
-    assert (
-        document("cache", "export", tmp_path / "any.json", "--device", "h200", "--bits", "any", code=1)["entries"] == 0
-    )
+    none = document("cache", "export", tmp_path / "any.json", "--device", "h200", "--bits", "any", code=1)
+    assert "you have no table" in none["error"] and not (tmp_path / "any.json").exists()
     assert document("cache", "import", both)["entries"] == 2
     assert len(document("cache", "show", "--device", "h200")["entries"]) == 2
 
@@ -877,8 +876,6 @@ def test_other_commands_take_all_words(name: str, module: str, monkeypatch: pyte
     assert environment["PYTHONPATH"].startswith(str(source_tree.ROOT))
 
 
-def test_what_a_wheel_cannot_run_is_no_command_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert set(source_tree.commands()) == {"bench", "ladder"}
-    (tmp_path / "triton_gemm" / "ladder").mkdir(parents=True)
+def test_what_a_wheel_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(source_tree, "ROOT", tmp_path)
-    assert set(source_tree.commands()) == {"ladder"}
+    assert "bench needs a clone of the repository" in words_of("bench", code=1)

@@ -159,7 +159,7 @@ def device(word: str | None) -> DeviceInfo:
     """The GPU that a word names, by default the current one."""
     if word is None:
         if not torch.cuda.is_available():
-            raise wrong_call("there is no GPU here: name one, as in --device h200")
+            raise wrong_call("torch sees no GPU here: name one, as in --device h200; `triton-gemm doctor` says why")
         return current_device_info()
     if word.endswith(".json"):
         return _described(Path(word))
