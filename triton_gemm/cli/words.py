@@ -172,7 +172,9 @@ def device(word: str | None) -> DeviceInfo:
     try:
         return named_device(word)
     except ValueError:
-        raise wrong_call(f"--device: {word!r} is not one of {', '.join(NAMES)}, cuda:0 or a .json file") from None
+        known = f"{', '.join(NAMES)}, cuda:0 or a .json file"
+        older = "NVIDIA's GPUs before compute capability 8.0 and AMD's are not supported"
+        raise wrong_call(f"--device: {word!r} is not one of {known}; {older}") from None
 
 
 def gpu(word: str | None) -> str | None:
