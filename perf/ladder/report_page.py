@@ -205,7 +205,10 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
         )
     yield "## Tables"
     if record.interpreter:
-        yield _folded("Right or wrong: every rung in the interpreter, against fp64", tables.interpreter(record))
+        yield _folded(
+            "Right or wrong: every rung in the interpreter, against fp64. In 16 bits the bound is mostly rounding",
+            tables.interpreter(record),
+        )
     if record.static:
         yield _folded("Static facts, not timings", tables.static_facts(record), tables.instruction_mix(record))
         every = f"Every configuration that the autotuner explores, {static.TUNED_ARCHITECTURE}"

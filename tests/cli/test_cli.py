@@ -136,10 +136,10 @@ def test_help_shows_every_command_in_plain_words() -> None:
             "warmup --device h200 --weights 8x8 --rows 8 --dtype int8 --bias",
             "linear layers with a bias cannot be torch.int8",
         ),
-        ("explain 16 64 64 --dtype fp8 --device h200", "needs scales: give scales, one of 'tensor', 'rows', 'blocks'"),
+        ("explain 16 64 64 --dtype fp8 --device h200", "--dtype fp8 goes with --scales tensor, rows or blocks"),
         ("tune --suite llm --rows 8", "--rows goes with --weights"),
         ("warmup --device h200 --arch sm_90 --shapes 1x2x3", "give --arch or --device, not both"),
-        ("warmup --arch hopper --shapes 1x2x3", "--arch: 'hopper' is not one of sm_75"),
+        ("warmup --arch hopper --shapes 1x2x3", "--arch: 'hopper' is not one of sm_80"),
         ("warmup --device h200 --shapes 1x2", "--shapes: '1x2' is not MxNxK"),
         ("warmup --device h200 --shapes 1x2x0", "is not MxNxK"),
         ("warmup --device h200 --shapes 99999999999999999999x16x16", "with numbers from 1 to 281474976710656"),
@@ -519,9 +519,8 @@ def test_tables_travel(folder: Path, tmp_path: Path) -> None:
     store(problem_of(64))
     assert "1 entry ->" in words_of("cache", "export", second, "--device", "h200")
     assert document("cache", "merge", first, second, "--out", both)["entries"] == 2
-    assert (
-        document("cache", "export", tmp_path / "any.json", "--device", "h200", "--bits", "any", code=1)["entries"] == 0
-    )
+    none = document("cache", "export", tmp_path / "any.json", "--device", "h200", "--bits", "any", code=1)
+    assert "you have no table" in none["error"] and not (tmp_path / "any.json").exists()
     assert document("cache", "import", both)["entries"] == 2
     assert len(document("cache", "show", "--device", "h200")["entries"]) == 2
 
@@ -877,8 +876,6 @@ def test_other_commands_take_all_words(name: str, module: str, monkeypatch: pyte
     assert environment["PYTHONPATH"].startswith(str(source_tree.ROOT))
 
 
-def test_what_a_wheel_cannot_run_is_no_command_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert set(source_tree.commands()) == {"bench", "ladder"}
-    (tmp_path / "triton_gemm" / "ladder").mkdir(parents=True)
+def test_what_a_wheel_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(source_tree, "ROOT", tmp_path)
-    assert set(source_tree.commands()) == {"ladder"}
+    assert "bench needs a clone of the repository" in words_of("bench", code=1)

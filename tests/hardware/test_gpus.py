@@ -77,7 +77,7 @@ def test_names_are_known_in_any_form(word: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["h300", "", "A10G", "RTX 4090 Laptop GPU"])
 def test_a_gpu_without_a_name_is_refused(name: str) -> None:
     """A part of a name is another GPU's: A10G has other figures than A10."""
-    with pytest.raises(ValueError, match=r"device must be one of a100, .*, b300, .*, sm_75, .*, not '"):
+    with pytest.raises(ValueError, match=r"device must be one of a100, .*, b300, .*, sm_80, .*, not '"):
         named_device(name)
     with pytest.raises(ValueError, match=r"explain\(\): device must be one of a100, .*, not '"):
         explain(M=64, N=64, K=64, dtype=torch.float16, device=name or "?")

@@ -17,6 +17,7 @@ from tests.support.table_fakes import HOPPER, problem_of, store
 from triton_gemm import kernels, tables, tuning
 from triton_gemm.hardware import device_model
 from triton_gemm.hardware.device import DeviceInfo
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import fingerprint
 from triton_gemm.runtime import policies
@@ -47,6 +48,7 @@ def test_equal_states_have_equal_fingerprints(folder: Path, tmp_path: Path) -> N
     store(problem_of(2), us=1.5, measured="2001-01-01", by="another"), store(problem_of(1))
     assert differ(first) == set(), "times and dates decide nothing"
     assert len(triton_gemm.selection_fingerprint(HOPPER)) == 16
+    assert triton_gemm.selection_fingerprint("h200") == triton_gemm.selection_fingerprint(named_device("h200"))
     tables.clear()
     empty = parts()
     folder.joinpath(files.Table(tables.Silicon.of(HOPPER)).name).write_text(

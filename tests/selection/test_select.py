@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import fields, replace
+from math import prod
 from random import Random
 from typing import Any
 
@@ -679,6 +680,14 @@ def test_the_interpreter_gets_what_it_can_run() -> None:
         assert select(of(*size), INTERPRETER).kernel in ("portable", "gemv")
     for rows in range(1, skinny.MAX_ROWS + 1):
         assert select(along_k(rows, 4096, 4096), INTERPRETER).kernel in ("portable", "gemv")
+
+
+def test_the_interpreter_has_a_few_wide_programs_for_few_rows() -> None:
+    """It took a minute for 1x4096x1024 in tiles of one column."""
+    for size in ((1, 4096, 1024), (4096, 4, 1024), (3, 4095, 1023)):
+        problem = along_k(*size, dtype=torch.float32, precision="ieee")
+        (launch,) = launches(problem, select(problem, INTERPRETER))
+        assert prod(launch.grid) <= 64
 
 
 def test_it_takes_no_time() -> None:

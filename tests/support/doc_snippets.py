@@ -1,9 +1,9 @@
 """The Python in README.md and docs/: blocks that open with ```python, run page by page as a reader would.
 
-A page's blocks run one after another in one namespace. On a GPU they run as they stand. On the CPU one rule makes them
-small enough for the interpreter: "cuda" becomes "cpu", and every integer of at least 64 is divided by 64. Blocks that
-open with ```python gpu need CUDA itself (its graphs, say) and run on a GPU only. Meshes are of 8 processes, seven of
-which are not there: their communication does nothing.
+A page's blocks run one after another in one namespace, and those of ALONE in one each. On a GPU they run as they
+stand. On the CPU one rule makes them small enough for the interpreter: "cuda" becomes "cpu", and every integer of at
+least 64 is divided by 64. Blocks that open with ```python gpu need CUDA itself (its graphs, say) and run on a GPU
+only. Meshes are of 8 processes, seven of which are not there: their communication does nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python( gpu)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SCALE = 64
 PROCESSES = 8
+ALONE = ROOT / "docs/recipes.md"  # each of its blocks is a whole program
 
 
 def blocks(page: Path, gpu: bool) -> list[ast.Module]:
@@ -60,7 +61,7 @@ def run(page: Path, gpu: bool) -> None:
     namespace: dict[str, Any] = {}
     with _processes():
         for block in blocks(page, gpu):
-            exec(compile(block, str(page), "exec"), namespace)
+            exec(compile(block, str(page), "exec"), {} if page == ALONE else namespace)
 
 
 @contextmanager

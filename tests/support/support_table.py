@@ -33,7 +33,7 @@ NOT: dict[str, frozenset[str]] = {
     "scaled_matmul": frozenset(
         {
             *("fp32", "fp16, bf16", "fp64", "`out=`", "`precision=`", "gradients", "double backward"),
-            *("`torch.vmap`", "through `use()`"),
+            "through `use()`",
         }
     ),
 }

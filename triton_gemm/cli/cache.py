@@ -172,10 +172,11 @@ def export(
     as_json: output.Json = False,
 ) -> None:
     """Write your table for a GPU into the file OUT, for another machine. Exit status 1 if it has no entry."""
-    count = tables.export_to(out, words.device(device), bits)
-    _counted(count, out, as_json)
-    if count == 0:
-        raise typer.Exit(output.FAILED)
+    info = words.device(device)
+    if not any(table.entries and table.bits == bits for whose, table in _tables_of(info)[0] if whose == "user's table"):
+        others = "a shipped table is not exported"
+        raise output.FailedError(f"you have no table of {info.name} with an entry of bits {bits}; {others}")
+    _counted(tables.export_to(out, info, bits), out, as_json)
 
 
 @app.command("import")

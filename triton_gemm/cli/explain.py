@@ -53,6 +53,8 @@ def explain(
     """
     if groups is None and group_dim is not None:
         raise output.wrong_call("--group-dim goes with --groups")
+    if scales is None and groups is None and dtype.startswith("fp8"):
+        raise output.wrong_call(f"--dtype {dtype} goes with --scales tensor, rows or blocks")
     info = words.device(device)
     problem, info = words.asked(
         M=M,

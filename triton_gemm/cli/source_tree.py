@@ -22,6 +22,8 @@ WHAT = {
 def _passed_on(module: str) -> Callable[[typer.Context], None]:
     @output.command
     def run(context: typer.Context) -> None:
+        if not (ROOT / module.replace(".", "/")).is_dir():
+            raise output.FailedError(f"{module.rpartition('.')[2]} needs a clone of the repository")
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         sys.stdout.flush()
@@ -32,6 +34,5 @@ def _passed_on(module: str) -> Callable[[typer.Context], None]:
 
 
 def commands() -> dict[str, Callable[[typer.Context], None]]:
-    """By name, those that can run here."""
-    found = [module for module in WHAT if (ROOT / module.replace(".", "/")).is_dir()]
-    return {module.rpartition(".")[2]: _passed_on(module) for module in found}
+    """By name."""
+    return {module.rpartition(".")[2]: _passed_on(module) for module in WHAT}

@@ -159,7 +159,7 @@ def device(word: str | None) -> DeviceInfo:
     """The GPU that a word names, by default the current one."""
     if word is None:
         if not torch.cuda.is_available():
-            raise wrong_call("there is no GPU here: name one, as in --device h200")
+            raise wrong_call("torch sees no GPU here: name one, as in --device h200; `triton-gemm doctor` says why")
         return current_device_info()
     if word.endswith(".json"):
         return _described(Path(word))
@@ -172,7 +172,9 @@ def device(word: str | None) -> DeviceInfo:
     try:
         return named_device(word)
     except ValueError:
-        raise wrong_call(f"--device: {word!r} is not one of {', '.join(NAMES)}, cuda:0 or a .json file") from None
+        known = f"{', '.join(NAMES)}, cuda:0 or a .json file"
+        older = "NVIDIA's GPUs before compute capability 8.0 and AMD's are not supported"
+        raise wrong_call(f"--device: {word!r} is not one of {known}; {older}") from None
 
 
 def gpu(word: str | None) -> str | None:

@@ -22,6 +22,7 @@ def hide_from_dynamo(function: _Function) -> _Function:
     As torch.compiler.disable, but at no cost for a call, and without the second that importing Dynamo takes.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "put it around the compiled function's call"  # type: ignore[attr-defined]
     _eval_frame.set_code_exec_strategy(function.__code__, _SKIP)
     return function
 

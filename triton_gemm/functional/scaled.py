@@ -208,6 +208,14 @@ def _no_derivative(*_: Any) -> NoReturn:
     raise RuntimeError("derivative for triton_gemm::scaled_gemm is not implemented")
 
 
+def _batched(info: Any, in_dims: tuple[int | None, ...], *operands: Any) -> tuple[torch.Tensor, int]:
+    """torch.vmap's products, one by one."""
+    given = list(zip(operands, in_dims, strict=True))
+    each = [_op(*(x if at is None else x.select(at, i) for x, at in given)) for i in range(info.batch_size)]
+    return torch.stack(each), 0
+
+
+torch.library.register_vmap("triton_gemm::scaled_gemm", _batched, lib=_library)
 torch.library.register_autograd("triton_gemm::scaled_gemm", _no_derivative, lib=_library)
 
 

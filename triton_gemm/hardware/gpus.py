@@ -100,7 +100,7 @@ TYPICAL = {(8, 0): "a100", (8, 6): "a10", (8, 7): "orin", (8, 9): "l40s", (9, 0)
 TYPICAL |= {(10, 3): "b300", (11, 0): "thor", (12, 0): "rtx-pro-6000", (12, 1): "gb10"}
 _BY_PRODUCT = {sheet.product: sheet for sheet in SHEETS.values()}
 _CAPABILITIES = {architecture(capability): capability for capability in SHARED_MEMORY}
-NAMES = (*SHEETS, *_CAPABILITIES)
+NAMES = (*SHEETS, *(name for name in _CAPABILITIES if name != "sm_75"))  # which no kernel runs on
 _ALIASES = {"4090": "rtx4090", "3060": "rtx3060", "3090": "rtx3090", "5060": "rtx5060", "5090": "rtx5090"}
 _ALIASES |= {"h100sxm": "h100", "h100sxm5": "h100", "h200sxm": "h200", "a100sxm": "a100", "a10080gb": "a100"}
 _ALIASES |= {"pro6000": "rtx-pro-6000", "rtxpro6000blackwell": "rtx-pro-6000", "a100sxm4": "a100"}
@@ -111,7 +111,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]|nvidia|geforce", "", name.lower())
 
 
-_BY_WORD = {_plain(name): name for name in NAMES}
+_BY_WORD = {_plain(name): name for name in (*SHEETS, *_CAPABILITIES)}
 _BY_WORD |= {_plain(sheet.product): name for name, sheet in SHEETS.items()} | _ALIASES
 
 

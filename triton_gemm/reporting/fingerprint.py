@@ -13,19 +13,20 @@ from .. import arguments, tables
 from ..functional.routing import first_calls
 from ..hardware.device import DeviceInfo, current_device_info
 from ..hardware.device_model import model_of, origin
+from ..hardware.gpus import named_device
 from ..kernels import forms
 from ..runtime import kits, policies
 
 
 @overload
-def selection_fingerprint(device: DeviceInfo | None = None, *, parts: Literal[False] = False) -> str: ...
+def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: Literal[False] = False) -> str: ...
 
 
 @overload
-def selection_fingerprint(device: DeviceInfo | None = None, *, parts: Literal[True]) -> dict[str, str]: ...
+def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: Literal[True]) -> dict[str, str]: ...
 
 
-def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = False) -> str | dict[str, str]:
+def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: bool = False) -> str | dict[str, str]:
     """A short hash of everything that decides which kernel runs, to compare processes by.
 
     Equal fingerprints give equal choices: the policy, the first calls that `use` set, the tuner's name, the tables and
@@ -33,10 +34,12 @@ def selection_fingerprint(device: DeviceInfo | None = None, *, parts: bool = Fal
     GEMM itself and on torch's setting of fp32's precision, which the hash does not contain.
 
     Args:
-        device: The GPU; None: the current one.
+        device: The GPU, or its name, as "h200"; None: the current one.
         parts: Whether to return the hash's parts by name instead.
     """
     arguments.flag("selection_fingerprint", "parts", parts)
+    if isinstance(device, str):
+        device = named_device(device)
     arguments.instance("selection_fingerprint", "device", device, DeviceInfo, or_none=True)
     device = device or current_device_info()
     name, bits, invariant = policies.current()

@@ -217,7 +217,7 @@ def can_time(function: str) -> None:
     """RuntimeError where no launch of this process can be waited for."""
     if not torch.cuda.is_available():
         sees_none = f"torch {torch.__version__} sees no GPU to time anything on"
-        raise RuntimeError(f"{function}(): {sees_none}; `triton-gemm explain --device h200` needs none")
+        raise RuntimeError(f"{function}(): {sees_none}; `triton-gemm doctor` says why")
     if INTERPRETED:
         raise RuntimeError(f"{function}(): under TRITON_INTERPRET=1 kernels run in Python, so timings mean nothing")
     if torch.cuda.is_current_stream_capturing():

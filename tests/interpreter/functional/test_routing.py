@@ -474,7 +474,7 @@ def test_it_cannot_begin_within_one_graph() -> None:
         with triton_gemm.use():
             return x @ x
 
-    with pytest.raises(torch._dynamo.exc.Unsupported):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="put it around the compiled function's call"):
         function(draw(3, 3))
 
 
