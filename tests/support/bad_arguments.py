@@ -208,7 +208,8 @@ OF_KINDS = {
     "weights": "model_or_weights",
     "rows": "rows",
     "path": "path prepare.cache tables.merge.out",
-    "device": "explain.device tune.device compare.device calibrate.device prepare.device",
+    "device": "explain.device tune.device compare.device calibrate.device prepare.device "
+    "selection_fingerprint.device check_ranks.device",
     "value": "problem selection",
     "out": "out",
     "budget": "budget",

@@ -57,7 +57,7 @@ def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: bool
     return found if parts else _hash(repr(found))
 
 
-def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: DeviceInfo | None = None) -> None:
+def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: DeviceInfo | str | None = None) -> None:
     """Raises on every rank of a group if ranks would choose differently, and says in what they differ.
 
     Such ranks may compute other bits or take other times. Every rank of the group must call it. Ranks are named by
