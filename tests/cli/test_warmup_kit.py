@@ -78,6 +78,9 @@ def test_what_was_asked_is_served_and_nothing_else(
 ) -> None:
     for value, expected in ((file, True), ("0", False), (file, True), ("1", False)):
         use(value, monkeypatch)
+        explained = document("explain", "17x33x65", "--device", "h200")
+        assert explained["chosen"]["kit"] is expected
+        assert ("from a kit" in words_of("explain", "17x33x65", "--device", "h200")) is expected
         for problem in PROBLEMS:
             assert served(problem) == [expected]
         for other in (problem_of(), problem_of(17, 33, 65, torch.float16)):

@@ -85,7 +85,8 @@ def as_plain(found: Comparison) -> dict[str, Any]:
         "device": asdict(found.device),
         "model": found.model,
         "policy": found.policy._asdict(),
-        "chosen": {"by": found.chosen.source, "reason": found.chosen.reason} | _selection(found.chosen),
+        "chosen": {"by": found.chosen.source, "kit": found.chosen.kit, "reason": found.chosen.reason}
+        | _selection(found.chosen),
         "candidates": [_way(way) for way in found.ways],
         "compared": found.candidates,
         "refused": found.refused,
