@@ -57,9 +57,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     generation.advance_models()
 
 
-def write(file: Path, made: MachineCode = MADE, capability: tuple[int, int] = (9, 0)) -> Path:
+def write(
+    file: Path, made: MachineCode = MADE, capability: tuple[int, int] = (9, 0), triton: str = kits.TRITON
+) -> Path:
     file.parent.mkdir(mode=0o755, exist_ok=True)
-    kit.write(file, capability, {KEY: kit.Kernel(made, kit.sources_of(LAUNCH.kernel))}, {"triton": kits.TRITON})
+    kit.write(file, capability, {KEY: kit.Kernel(made, kit.sources_of(LAUNCH.kernel))}, {"triton": triton})
     file.chmod(0o644)
     return file
 
@@ -458,6 +460,23 @@ def test_an_older_triton_uses_tables_of_the_kits(older_triton: None) -> None:
     with policies.policy("model"):
         assert policies.choose(problem, H100).source == "model"
     assert {part for part in before if before[part] != after[part]} == {"kits", "tables"}
+
+
+def test_a_user_s_kit_of_another_triton_replaces_no_kernels_of_the_package_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is used where the package's kit is of another Triton, too, or there is none."""
+    file = write(tmp_path / "own" / "own.kit", triton="3.1.0")
+    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+    for by, kept in ((None, 1), ("3.2.0", 2), (kits.TRITON, 1)):
+        if by is not None:
+            write(kits.SHIPPED / "sm_90a.kit", triton=by)
+        kits.used.cache_clear()
+        native_file.setting.cache_clear()
+        assert len(kits.used((9, 0))) == kept
+        assert bool(kits.others((9, 0))) is (by != kits.TRITON)
+    (warned,) = warnings(caplog)
+    assert f"Triton 3.1 has built it, and this is {kits.TRITON}" in warned
 
 
 def test_explain_says_what_is_of_a_kit() -> None:

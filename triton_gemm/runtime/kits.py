@@ -41,13 +41,19 @@ log = logging.getLogger("triton_gemm")
 @lru_cache(maxsize=8)
 def used(capability: tuple[int, int]) -> list[kit.Kit]:
     """Those for GPUs of a compute capability: the user's first. None under TRITON_GEMM_KIT=0, and in Triton's
-    interpreter. One that turns out to be damaged is taken out."""
+    interpreter. A user's kit of another Triton is left out where the package's is of the installed one, whose kernels
+    it would replace. One that turns out to be damaged is taken out."""
     if INTERPRETED or capability not in NAMES or (named := setting(VARIABLE)) == "0":
         return []
     found = [] if named == "1" else _opened(Path(named), checked=True)
-    if (own := SHIPPED / NAMES[capability]).exists():
-        found += _opened(own)
-    return [x for x in found if x.capability == capability]
+    shipped = _opened(own) if (own := SHIPPED / NAMES[capability]).exists() else []
+    if any(_triton(x) == TRITON for x in shipped):
+        for of in [x for x in found if _triton(x) != TRITON]:
+            found.remove(of)
+            _warn(
+                of.name, ValueError(f"Triton {_triton(of)} has built it, and this is {TRITON}, as is the package's kit")
+            )
+    return [x for x in found + shipped if x.capability == capability]
 
 
 def exist() -> bool:
@@ -116,15 +122,13 @@ def choice(problem: GemmProblem, device: DeviceInfo) -> Selection | None:
         return None
     alone = problem.to_choose_for()
     try:
-        by_model = remembered(alone, device, True)
-        limit_us = 0.0
-        if others(device.capability):
-            limit_us = ANOTHER * _predicted(alone, device, remembered(alone, device))
+        by_model, foreign = remembered(alone, device, True), bool(others(device.capability))
+        limit_us = ANOTHER * _predicted(alone, device, remembered(alone, device)) if foreign else 0.0
     except RuntimeError:  # there is none
         return None
     with forms.of_kits():
         found = ties(problem, device, by_model, limit_us)
-        return next((x for x in found if holds(problem, device, x, bool(limit_us))), None)
+        return next((x for x in found if holds(problem, device, x, foreign)), None)
 
 
 def ties(problem: GemmProblem, device: DeviceInfo, by_model: Selection, limit_us: float = 0.0) -> Iterator[Selection]:

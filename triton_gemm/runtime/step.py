@@ -140,8 +140,8 @@ class Step:
     """One launch of a plan on one device: compiled and loaded once, then launched on the values of a call.
 
     names: of these values: alpha and beta, then the operands, of which a value is the address; capability: the compute
-    capability that it is planned for; foreign: whether its machine code is in
-    kits of another Triton, and not in those of the installed one; None: it is in none.
+    capability that it is planned for; foreign: whether kits of another Triton may have its machine code, or else those
+    of the installed one; None: none may.
     """
 
     def __init__(
