@@ -266,8 +266,8 @@ def short(gpu: str | None) -> str:
 @dataclass(frozen=True)
 class Records:
     """Where the records of one kind are committed, and how a page shows them. files: their paths below the folder of a
-    GPU; measured: a key of SOURCES; nothing: what a page says where there is none; text: the Markdown of the records of
-    one GPU and Triton; on: what one was measured on, in words."""
+    GPU; measured: a key of SOURCES; nothing: the text of a page without records; text: makes a record's Markdown; on:
+    says in words what a record was measured on."""
 
     files: str
     measured: str

@@ -21,7 +21,7 @@ RESIDUES = 16  # of prompts' lengths, on which alignment depends; a prompt has e
 
 
 def is_read(model: Model) -> bool:
-    """Whether a model is of transformers, whose modules are built on the meta device."""
+    """Whether `problems` can trace a model: those of transformers can be built on the meta device."""
     return bool(model.kind[0])
 
 

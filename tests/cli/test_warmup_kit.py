@@ -116,13 +116,13 @@ def test_each_way_to_name_products(way: str, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the package's kit")
 def test_it_is_used_beside_a_kit_of_another_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what the package's does not serve, batch-invariant products among it, whose choices stay what they were."""
+    """It serves GEMMs that the package's kit does not serve, also batch-invariant ones. Choices do not change."""
     monkeypatch.setattr(kits, "SHIPPED", kit.PACKAGE / "kits")
     use("1", monkeypatch)
     problem = problem_of(100, 60, 40)
-    asked = [(x, invariant) for x in (*PROBLEMS, problem) for invariant in (False, True)]
-    before = [policies.choose(x, H200, invariant=invariant) for x, invariant in asked]
-    lacking = [not kits.serves(x, H200, chosen) for (x, _), chosen in zip(asked, before, strict=True)]
+    cases = [(x, invariant) for x in (*PROBLEMS, problem) for invariant in (False, True)]
+    before = [policies.choose(x, H200, invariant=invariant) for x, invariant in cases]
+    lacking = [not kits.serves(x, H200, chosen) for (x, _), chosen in zip(cases, before, strict=True)]
     assert any(lacking) and not kits.made(H200.capability) and kits.made(H200.capability, foreign=True)
     file = tmp_path / "own.kit"
     for invariant in ("0", "1"):
@@ -133,9 +133,9 @@ def test_it_is_used_beside_a_kit_of_another_triton(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("TRITON_GEMM_BATCH_INVARIANT")
     read_environment_again()
     use(file, monkeypatch)
-    after = [policies.choose(x, H200, invariant=invariant) for x, invariant in asked]
+    after = [policies.choose(x, H200, invariant=invariant) for x, invariant in cases]
     assert after == before
-    assert all(kits.serves(x, H200, chosen) for (x, _), chosen in zip(asked, after, strict=True))
+    assert all(kits.serves(x, H200, chosen) for (x, _), chosen in zip(cases, after, strict=True))
 
 
 def test_neither_a_compiler_nor_a_folder_of_caches_is_needed(
