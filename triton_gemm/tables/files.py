@@ -96,6 +96,8 @@ def merge(tables: Iterable[Table], used: Callable[[GemmProblem, Entry], bool] | 
     for table in given:
         for problem, entry in table.entries.items():
             before = merged.setdefault(problem, entry)
+            if before is entry:
+                continue
             if used is None or before.algorithm == entry.algorithm:
                 first = entry.order() < before.order()
             else:
