@@ -32,7 +32,7 @@ from triton_gemm.cli.app import app
 from triton_gemm.hardware import nvml
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.hardware.silicon import Silicon
-from triton_gemm.preparation import problems_of
+from triton_gemm.layers import problems_of
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import doctor
 from triton_gemm.reporting.doctor import Finding

@@ -14,7 +14,7 @@ import torch
 from tests.cli.test_cli import H200, document, words_of
 from tests.support.table_fakes import problem_of, read_environment_again
 from triton_gemm import cli, compat
-from triton_gemm.preparation import problems_of
+from triton_gemm.layers import problems_of
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import doctor
 from triton_gemm.runtime import kit, kits, native_build, native_file, policies, precompile

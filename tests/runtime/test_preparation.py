@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, skip_init
 import triton_gemm
 from tests.support import plan_fakes
 from tests.support.table_fakes import HOPPER
-from triton_gemm import preparation
+from triton_gemm import layers, preparation
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import binaries, policies, precompile
@@ -125,7 +125,7 @@ def linear_problem(M: int, N: int, K: int, mode: str = "bf16", **more: Any) -> G
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_model_is_each_of_its_kinds_of_layers_once(device: str) -> None:
-    found = preparation.problems_of(Model(device), range(1, 4), BF16, False)
+    found = layers.problems_of(Model(device), range(1, 4), BF16, False)
     wanted = [
         linear_problem(M, N, K, "fp16", **how)
         for N, K, how in ((96, 64, {"bias": "n"}), (96, 64, {}), (64, 96, {"bias": "n", "activation": "relu"}))
@@ -136,7 +136,7 @@ def test_a_model_is_each_of_its_kinds_of_layers_once(device: str) -> None:
 
 def test_weights_are_tensors_and_pairs() -> None:
     tensors = (torch.empty(96, 64, dtype=HALF), torch.nn.Parameter(torch.empty(64, 96, device="meta")))
-    of = preparation.problems_of
+    of = layers.problems_of
     assert list(of(tensors, 5, BF16, False)) == [linear_problem(5, 96, 64, "fp16"), linear_problem(5, 64, 96, "ieee")]
     pairs = iter([(96, 64), [96, 64], torch.Size((64, 96)), (np.int64(96), 64)])
     assert list(of(pairs, [7, 7], BF16, True)) == [
@@ -149,7 +149,7 @@ def test_weights_are_tensors_and_pairs() -> None:
 
 def test_rows_are_numbers_of_any_kind() -> None:
     def rows(given: Any) -> list[int]:
-        return [problem.M for problem in preparation.problems_of([(96, 64)], given, BF16, False)]
+        return [problem.M for problem in layers.problems_of([(96, 64)], given, BF16, False)]
 
     assert rows(range(3, 9, 2)) == rows(iter((3, 5, 7))) == rows(np.array([3, 5, 7, 3])) == [3, 5, 7]
     assert rows(4) == rows(np.int64(4)) == rows({4}) == [4]
@@ -227,7 +227,7 @@ def test_layers_that_libraries_have_changed_are_prepared() -> None:
     others = (parametrizations.weight_norm(linear(96, 64)), prune.identity(linear(96, 64), "weight"))
     for layer in (parametrized, *others, with_weight(torch.empty(96, 64, dtype=BF16), Packed)):
         left_out: list[str] = []
-        assert list(preparation.problems_of(layer, 1, BF16, False, left_out)) == [linear_problem(1, 96, 64, bias="n")]
+        assert list(layers.problems_of(layer, 1, BF16, False, left_out)) == [linear_problem(1, 96, 64, bias="n")]
         assert left_out == []
     assert len(computed) == 1
 

@@ -408,6 +408,26 @@ def test_a_whole_tuning(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch)
     assert steps and steps[-1].problem == small()
 
 
+def test_a_model_is_tuned_for_numbers_of_rows(tuned_on_the_cpu: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each weight for all of them, that of most layers first; what no kernel takes is logged."""
+    sizes = (64, 32), (96, 64), (96, 64)
+    layers = [torch.nn.Linear(K, N, dtype=BF16, device="meta") for N, K in sizes]
+    strange = torch.nn.Linear(8, 8, dtype=torch.complex64, device="meta")
+    report = triton_gemm.tune(torch.nn.Sequential(*layers, strange), rows=[1, 30, 32], budget=60)
+    assert [(x.problem.M, x.problem.N, x.calls) for x in report.shapes] == [
+        (1, 96, 2),
+        (32, 96, 2),
+        (1, 64, 1),
+        (32, 64, 1),
+    ]
+    assert all(x.problem.bias == "n" and x.measured for x in report.shapes)
+    assert "'3' is left out: its weight is torch.complex64" in caplog.text
+    with pytest.raises(ValueError, match="rows=range"):
+        triton_gemm.tune(layers[0])
+    with pytest.raises(ValueError, match="no linear layer"):
+        triton_gemm.tune(torch.nn.ReLU(), rows=1)
+
+
 def test_without_memory_for_its_operands_a_product_fails(
     tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from ..arithmetic import DTYPES, FLOATING
 from ..hardware.device import INTERPRETER
+from ..layers import problems_of
 from ..operands import Order
-from ..preparation import problems_of
 from ..problem import GemmProblem
 from ..suites import SUITES
 from ..suites.problems import gemm_problem

@@ -8,6 +8,7 @@ docs/tuning.md is about its use. What is not needed to record is imported when s
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,13 +44,14 @@ __all__ = ["compare", "read_shapes", "record_shapes", "tune"]
 BUDGET_OF_A_CALL = 10.0  # seconds that the policy "tune" spends on a problem
 
 Shapes = str | os.PathLike[str] | Sequence[tuple[int, int, int] | GemmProblem] | Mapping[GemmProblem, int]
+log = logging.getLogger("triton_gemm.tuning")
 
 # What is timed at once is not timed well; whom progress is told may multiply.
 one_at_a_time = free_in_children(threading.RLock())
 
 
 def tune(
-    shapes: Shapes,
+    shapes: Shapes | torch.nn.Module,
     *,
     budget: float = 120.0,
     bits: Bits = "same",
@@ -71,6 +73,10 @@ def tune(
             model(x)
         print(triton_gemm.tune("shapes.json", budget=120))
 
+    A model's linear layers, before it serves prompts of up to 2,048 tokens::
+
+        print(triton_gemm.tune(model, rows=range(1, 2049), budget=300))
+
     A winner is saved if it is faster than the model's choice by more than the noise; among equally fast ones the first
     in the model's order wins. Each is saved at once. What was measured while the GPU was throttled or shared is
     measured again, and then refused. A candidate that gives another result than the model's choice, cannot be compiled
@@ -78,7 +84,8 @@ def tune(
 
     Args:
         shapes: A file of `record_shapes`; or a sequence of (M, N, K), in elements, and of GemmProblems; or calls by
-            GemmProblem. Those called most come first.
+            GemmProblem. Those called most come first. Or a module, whose linear layers are tuned for `rows`. A layer
+            that no kernel takes, as a quantized one, is logged and left out.
         budget: Seconds for all of them together. One candidate's compilation or first launch may end later.
         bits: "same" times only candidates that give the bits of the model's choice. "any" times all; its winners are
             used only under `set_policy(.., bits="any")`. It also times torch's kernel, to which `use()` then leaves the
@@ -121,8 +128,8 @@ def tune(
     arguments.one_of("tune", "bits", bits, BITS)
     arguments.one_of("tune", "measure", measure, get_args(Measure))
     arguments.several("tune", "configs", configs)
-    calls = problems_of(shapes, dtype, layout)
     numbers = None if rows is None else arguments.counts("tune", "rows", rows)
+    calls = _of_model(shapes, numbers) if isinstance(shapes, torch.nn.Module) else problems_of(shapes, dtype, layout)
     fewest: dict[GemmProblem, int] = {}
     if numbers is not None:
         ranges = of_weights(calls, numbers)
@@ -255,6 +262,21 @@ def problems_of(shapes: Shapes, dtype: torch.dtype, layout: Order, function: str
     for shape in shapes:
         problem = shape if isinstance(shape, GemmProblem) else _of_sizes(shape, dtype, layout, function)
         calls[problem] = calls.get(problem, 0) + 1
+    return calls
+
+
+def _of_model(model: torch.nn.Module, rows: Sequence[int] | None) -> dict[GemmProblem, int]:
+    """A model's linear layers, as calls by problem for one row. ValueError without rows, or a linear layer."""
+    from ..layers import used_by
+
+    if rows is None:
+        raise ValueError("tune(): a model is tuned for numbers of rows, as in rows=range(1, 2049)")
+    left_out: list[str] = []
+    calls = used_by(model, left_out)
+    for sentence in left_out:
+        log.warning("tune(): %s", sentence)
+    if not calls:
+        raise ValueError(f"tune(): there is no linear layer to tune in this {type(model).__name__}")
     return calls
 
 

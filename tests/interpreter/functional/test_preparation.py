@@ -9,7 +9,7 @@ import torch
 
 import triton_gemm
 from tests.support.table_fakes import HOPPER
-from triton_gemm import preparation
+from triton_gemm import layers
 from triton_gemm.functional import routing
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import plan, policies
@@ -49,7 +49,7 @@ def test_linear_under_use_plans_what_is_prepared(
     triton_gemm.report_routing(reset=True)
     with torch.set_grad_enabled(grad), policies.batch_invariant() if invariant else nullcontext(), triton_gemm.use():
         layer(x)
-    prepared = preparation.problems_of(layer, torch.Size(shape).numel(), dtype, False)
+    prepared = layers.problems_of(layer, torch.Size(shape).numel(), dtype, False)
     assert planned == [(problem, invariant) for problem in prepared]
     assert triton_gemm.report_routing(reset=True) == {("addmm" if bias else "mm", routing.OURS): 1}
 
