@@ -17,7 +17,8 @@ from triton_gemm.problem import PRODUCT, SUM, GemmProblem, Request
 
 DECODED = 1, 2, 4, 8, 16, 32  # sequences that are given a token each
 LONGEST = 1024  # tokens of a prompt
-RESIDUES = 16  # of prompts' lengths, on which alignment depends; a prompt has each
+RESIDUES = 16  # of prompts' lengths, on which alignment depends; each third of the prompts, by length, has each
+PROMPTS = 3 * RESIDUES
 
 
 def is_read(model: Model) -> bool:
@@ -33,8 +34,8 @@ def problems(model: Model, seed: int) -> dict[GemmProblem, None]:
     attention = mock.patch.object(functional, "scaled_dot_product_attention", _attention)
     with attention, reader:
         if model.inputs == "causal":
-            drawn = (int(LONGEST ** random.uniform(0.4, 1)) for _ in range(RESIDUES))
-            prompts = [(1, length - length % RESIDUES + i) for i, length in enumerate(drawn, 1)]
+            drawn = (int(LONGEST ** (0.4 + 0.6 * (i + random.random()) / PROMPTS)) for i in range(PROMPTS))
+            prompts = [(1, length - length % RESIDUES + i % RESIDUES + 1) for i, length in enumerate(drawn)]
             for rows, length in (*prompts, *((rows, 1) for rows in DECODED)):
                 with torch.no_grad():
                     built(input_ids=torch.zeros(rows, length, dtype=torch.long, device="meta"))
