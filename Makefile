@@ -135,9 +135,10 @@ bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='squa
 	$(call need,torch triton numpy rich)
 	@'$(PY)' -m perf.bench $(or $(ARGS),all)
 
-explore: $(READY) ## write a page to play with, of what tiles cost on six GPUs, to build/explorer.html
+explore: $(READY) ## write two pages to play with: what tiles cost on six GPUs, and a guess against the cost model
 	$(call need,torch triton)
 	@'$(PY)' -m perf.ladder.explorer $(ARGS)
+	@'$(PY)' -m perf.ladder.picker
 
 # The interpreter is chosen when triton is imported, so its tests run in processes of their own.
 # With ARGS (-k, -m) a group may have nothing to run; without, that is an error.
@@ -211,6 +212,7 @@ docs: $(READY) ## build the site of these documents, in build/site; a warning is
 	@rm -rf build/site
 	@'$(PY)' -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -c docs -d build/site-cache . build/site $(ARGS)
 	@'$(PY)' -m perf.ladder.explorer --out build/site/explorer.html
+	@'$(PY)' -m perf.ladder.picker --out build/site/picker.html
 	@echo "The site: build/site/index.html"
 
 format: $(READY) ## rewrite the sources as ruff and clang-format want them

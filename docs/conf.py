@@ -46,6 +46,7 @@ MENU = {
     "Reference": ["api", "cli", "What the wheel holds <package>", "../CHANGELOG"],
     "Contribute": ["../CONTRIBUTING", "adding-a-kernel", "adding-a-rung", "../tests/README", "log", "release"],
 }
+INTERACTIVE = {"explorer": "Explorer", "picker": "Beat the picker"}  # by `perf.ladder`, each one file
 LINK = re.compile(r"\[([^]\n]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 project = "triton_gemm"
@@ -100,8 +101,9 @@ def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nexercises/*\n```\n"
     elif "/bench/" in page and not page.endswith("/README"):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
-    elif page == "docs/ladder":  # `make docs` writes the explorer beside the pages
-        source[0] = source[0].replace("`build/explorer.html`", '<a href="../explorer.html">explorer.html</a>')
+    elif page == "docs/ladder":  # `make docs` writes these beside the pages
+        for name in INTERACTIVE:
+            source[0] = source[0].replace(f"`build/{name}.html`", f'<a href="../{name}.html">{name}.html</a>')
     elif page == "docs/cli":
         command = typer.main.get_command(commands)
         _in_full(command)
@@ -128,10 +130,13 @@ def _in_full(command: Any) -> None:
 
 
 def _menu(sphinx: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """The explorer, which Sphinx does not make, in the menu before the exercises."""
-    link = f'<a class="reference" href="{context["pathto"]("explorer.html", 1)}">Explorer</a>'
+    """The pages that Sphinx does not make, in the menu before the exercises."""
+    links = (
+        f'<li class="toctree-l1"><a class="reference" href="{context["pathto"](f"{name}.html", 1)}">{title}</a></li>'
+        for name, title in INTERACTIVE.items()
+    )
     before = re.compile(r'(?=<li class="[^"]*"><a [^>]*>Exercises</a>)')
-    menu, found = before.subn(f'<li class="toctree-l1">{link}</li>', context["furo_navigation_tree"])
+    menu, found = before.subn("".join(links), context["furo_navigation_tree"])
     assert found == 1, page
     context["furo_navigation_tree"] = menu
 

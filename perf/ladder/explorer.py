@@ -345,8 +345,13 @@ def kernel_name(kernel: str) -> str:
 
 def page(found: Explored) -> str:
     """The page, with all figures in it."""
-    data = gzip.compress(json.dumps(found.as_dict(), separators=(",", ":")).encode(), mtime=0)
-    return TEMPLATE.read_text().replace("<!-- data -->", base64.b64encode(data).decode())
+    return filled(TEMPLATE, found.as_dict())
+
+
+def filled(template: Path, figures: Any) -> str:
+    """A page of a template, which unpacks these figures itself."""
+    data = gzip.compress(json.dumps(figures, separators=(",", ":")).encode(), mtime=0)
+    return template.read_text().replace("<!-- data -->", base64.b64encode(data).decode())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

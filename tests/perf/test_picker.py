@@ -1,0 +1,84 @@
+"""The page on which a reader guesses: it shows what the records say, and what is offered gives nothing away."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf.common.files import read_json
+from perf.ladder import picker
+from perf.measure.environment import RESULTS
+from tests.perf.test_explorer import BROWSER, opened
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return picker.found()
+
+
+def test_six_are_offered_the_fastest_and_the_choice_among_them(found: list[dict[str, Any]]) -> None:
+    """In an order in which the fastest stands anywhere."""
+    places = []
+    for one in (one for gpu in found for one in gpu["puzzles"]):
+        offered = one["offered"]
+        assert len({*offered}) == picker.OFFERED and {0, one["choice"]} <= {*offered}
+        assert one["us"] == sorted(one["us"]) and len(one["us"]) == len(one["names"]) == len(one["work"])
+        places.append(offered.index(0))
+    assert len(places) > 600 and all(places.count(place) > 0.12 * len(places) for place in range(picker.OFFERED))
+
+
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [
+        ("warp_specialised 64x144x64 4 warps 7 stages cluster 4x2, 1 tiles in 15 parts", (8, 120)),
+        ("warp_specialised 64x96x128 4 warps 4 stages, 9 tiles in 14 parts", (9, 126)),
+        ("warp_specialised 128x64x64 8 warps 5 stages, 2 tiles in 3 parts, swap_ab", (9, 13)),
+        ("portable 64x64x64 4 warps 3 stages", (15, 15)),
+        ("gemv 16 warps", None),
+    ],
+)
+def test_pieces_of_work(name: str, work: tuple[int, int] | None) -> None:
+    """Of 168 x 272: cut tiles count once for each part, and a cluster's tiles are cut together."""
+    assert picker.work(name, 168, 272) == work
+
+
+def test_the_page_is_one_file_of_what_the_records_have(found: list[dict[str, Any]], tmp_path: Path) -> None:
+    page = picker.filled(picker.TEMPLATE, found)
+    assert len(page) < 2**19 and not re.search(r"https?:|src=|<link|@import|fetch\(", page)
+    (data,) = re.findall(r'id="data">(.*)</script>', page)
+    assert json.loads(gzip.decompress(base64.b64decode(data))) == json.loads(json.dumps(found))
+    record = read_json(RESULTS / "h200" / "tuning" / "3.9.0" / "unseen-11.json")
+    product = random.Random(1).choice([x for x in record["products"] if "nt" in x["product"] and len(x["times"]) > 20])
+    (h200,) = (gpu for gpu in found if gpu["name"] == "NVIDIA H200")
+    (one,) = (x for x in h200["puzzles"] if product["product"].startswith("x".join(map(str, x["sizes"])) + " "))
+    assert [*map(list, zip(one["us"], one["names"], strict=True))] == product["times"]
+    assert (one["torch"], one["names"][one["choice"]]) == (product["torch_us"], product["choice"])
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_guess_shows_all_times(found: list[dict[str, Any]], tmp_path: Path, width: int) -> None:
+    script = """const before = document.body.textContent;
+      document.querySelectorAll("td button")[2].click();
+      const rows = document.querySelectorAll("tr").length, wide = document.documentElement.scrollWidth;
+      parent.postMessage(JSON.stringify({ before, rows, wide, hash: location.hash,
+        after: element("verdict").textContent, score: element("score").textContent }), "*");"""
+    text = opened(picker.filled(picker.TEMPLATE, found), tmp_path, "#h100-17", script=script, width=width)
+    (told,) = re.findall(r"<title>(.*?)</title>", text)
+    seen = json.loads(told)
+    (h100,) = (gpu for gpu in found if "H100" in gpu["name"])
+    one = h100["puzzles"][17]
+    slower, model = (one["us"][place] / one["us"][0] - 1 for place in (one["offered"][2], one["choice"]))
+    assert "Guess the fastest." in seen["before"] and f"{one['us'][1]:.3g}" not in seen["before"].partition("SMs.")[2]
+    assert (
+        f"Your guess is {100 * slower:.1f} % slower" in seen["after"] and f"choice {100 * model:.1f} %" in seen["after"]
+    )
+    assert seen["rows"] == len(one["us"]) + 1 and "After 1 GEMM:" in seen["score"]
+    assert seen["wide"] <= width and seen["hash"] == "#h100-17"
