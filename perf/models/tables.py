@@ -100,7 +100,9 @@ def summary(record: Record) -> str:
         if lost:
             lines.append(f"Below {LEAST:.2f}: {'; '.join(lost)}.")
     missing = [name for model, case in zoo.listed() if (name := zoo.key(model, case)) not in record["cases"]]
-    if missing:
+    if all(case == zoo.FIRST_MINUTE for _, case, _ in ordered(record)):
+        lines.append("Only first minutes were measured.")
+    elif missing:
         lines.append(f"Not measured: {'; '.join(missing)}.")
     return " ".join(lines)
 
