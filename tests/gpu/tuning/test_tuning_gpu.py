@@ -49,6 +49,19 @@ def assert_measured(report: TuningReport) -> None:
     assert report.regret_after <= report.regret_before + 1e-9
 
 
+def test_a_models_layers_are_served_for_the_rows_that_it_was_tuned_for() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2048, 1024), torch.nn.Linear(1024, 2048)).cuda().bfloat16()
+    x = random(100, 2048)
+    with triton_gemm.use(), torch.no_grad():
+        before = model(x)
+        report = triton_gemm.tune(model, rows=range(1, 129), budget=40)
+        print(f"\n{report}")
+        assert_measured(report)
+        assert {(x.problem.N, x.problem.bias) for x in report.shapes} == {(1024, "n"), (2048, "n")}
+        assert torch.equal(model(x), before)
+    assert report.served > 0 or not any(x.stored for x in report.shapes)
+
+
 def test_winners_are_served_with_the_models_bits_and_are_as_fast_as_said() -> None:
     report = triton_gemm.tune(SHAPES, budget=40)
     print(f"\n{report}")
