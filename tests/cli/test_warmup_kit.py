@@ -14,13 +14,14 @@ import torch
 from tests.cli.test_cli import H200, document, words_of
 from tests.support.table_fakes import problem_of, read_environment_again
 from triton_gemm import cli, compat
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.layers import problems_of
 from triton_gemm.problem import GemmProblem
-from triton_gemm.reporting import doctor
-from triton_gemm.runtime import kit, kits, native_build, native_file, policies, precompile
+from triton_gemm.reporting import doctor, storage
+from triton_gemm.runtime import kit, kit_build, kits, native_build, native_file, policies, precompile
 from triton_gemm.selection import generation
 from triton_gemm.selection.select import select
-from triton_gemm.tables import records
+from triton_gemm.tables import files, records
 from triton_gemm.tuning.candidates import candidates
 
 PROBLEMS = [problem_of(1, 4096, 4096), problem_of(17, 33, 65)]
@@ -90,7 +91,7 @@ def test_what_was_asked_is_served_and_nothing_else(
 
 @pytest.mark.parametrize("way", ["weights", "shapes-from", "candidates"])
 def test_each_way_to_name_products(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that is made, relative to this one."""
+    """In a folder that is made, relative to this one or to one's home."""
     problems, options = [problem_of(100, 60, 40)], ["--shapes", "100x60x40", "--candidates", "same"]
     if way == "weights":
         options = ["--weights", "33x65,64x64", "--rows", "1-2,65", "--bias", "--dtype", "fp16"]
@@ -101,7 +102,8 @@ def test_each_way_to_name_products(way: str, tmp_path: Path, monkeypatch: pytest
         (tmp_path / "shapes.json").write_text(f'{{"format": 1, "products": [{lines}]}}')
         options = ["--shapes-from", str(tmp_path / "shapes.json")]
     monkeypatch.chdir(tmp_path)
-    found = document("warmup", "--device", "h200", *options, "--kit", "image/fleet.kit")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = document("warmup", "--device", "h200", *options, "--kit", "~/" * (way == "weights") + "image/fleet.kit")
     assert found["failures"] == [] and found["problems"] == len(problems) and found["devices"] == ["NVIDIA H200"]
     use(tmp_path / "image" / "fleet.kit", monkeypatch)
     assert found["file"] == str(tmp_path / "image" / "fleet.kit")
@@ -153,7 +155,9 @@ def test_neither_a_compiler_nor_a_folder_of_caches_is_needed(
     assert " s, 2 were there before" in (shown := words_of(*CALL, file)) and "dropped" not in shown
     real = kit.source_hash
     monkeypatch.setattr(kit, "source_hash", lambda of: "changed" if of == "kernels/gemv.py" else real(of))
-    assert "1 were there before" in (shown := words_of(*CALL, file)) and "1 dropped: of other sources" in shown
+    assert (
+        "1 were there before" in (shown := words_of(*CALL, file)) and "1 dropped: their sources have changed" in shown
+    )
 
 
 @pytest.mark.parametrize("fault", ["link", "mode", "relative", "damaged"])
@@ -189,6 +193,7 @@ def test_stale_kernels_are_not_served(file: Path, monkeypatch: pytest.MonkeyPatc
     use(file, monkeypatch)
     made_by = kit.read(file).made_by
     has = f"the kit {file} has 2 kernels for sm_90, made by ptxas {made_by['ptxas']} and triton {made_by['triton']}"
+    has += f"; it is used on such GPUs with Triton {files.TRITON}"
     assert finding() == ("good", has, "")
     real = kit.source_hash
     monkeypatch.setattr(kit, "source_hash", lambda of: "changed" if of == "kernels/gemv.py" else real(of))
@@ -196,6 +201,35 @@ def test_stale_kernels_are_not_served(file: Path, monkeypatch: pytest.MonkeyPatc
     status, says, do = finding()
     assert status == "note" and says == f"{has}, and 1 are compiled anyway: the sources are not those of the kit"
     assert do.startswith(f"`triton-gemm warmup <GEMMs> --kit {file}` writes it anew")
+
+
+def test_doctor_says_whether_a_kit_is_used_on_the_gpus_here(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By their compute capability, and by the versions of Triton that built it and the package's."""
+    use(file, monkeypatch)
+    a100 = named_device("a100")
+    for devices, status, words in (
+        ((H200, H200, a100), "good", f"; it is used on NVIDIA H200 with Triton {files.TRITON}"),
+        ((a100,), "note", "; it is not used: no GPU here has that compute capability"),
+    ):
+        monkeypatch.setattr(doctor, "_devices", lambda devices=devices: devices)
+        assert finding()[0] == status and finding()[1].endswith(words)
+    kits.SHIPPED.mkdir()
+    shipped = kits.SHIPPED / kits.NAMES[H200.capability]
+    shipped.write_bytes(file.read_bytes())
+    monkeypatch.setattr(doctor, "_devices", lambda: (H200,))
+    for at, status, words in (
+        (file, "note", f"not used: Triton 3.1 has built it, and this is {files.TRITON}, as is the package's kit"),
+        (shipped, "good", f"used on NVIDIA H200 with Triton {files.TRITON}, for the GEMMs that it covers"),
+    ):
+        of = kit.read(at)
+        kernels = kit_build._current(of, of.capability, of.made_by, of.kernels)
+        kit.write(at, of.capability, kernels, of.made_by | {"triton": "3.1.0"})
+        at.chmod(0o644)
+        of_package, own = [x for x in doctor.examine().findings if x.about == "kits"]
+        assert own.status == status and (own if at == file else of_package).says.endswith(f"; it is {words}")
+    assert caplog.records == []
 
 
 def test_doctor_knows_the_package_s_kit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +240,7 @@ def test_doctor_knows_the_package_s_kit(file: Path, monkeypatch: pytest.MonkeyPa
     shipped.chmod(0o666)  # nobody checks that of the package's own files
     assert finding()[1].startswith("the package's kit has 2 kernels for sm_90")
     use(file, monkeypatch)
-    own, of_package = [x for x in doctor.examine().findings if x.about == "kits"]
+    of_package, own = [x for x in doctor.examine().findings if x.about == "kits"]
     assert own.says.startswith(f"the kit {file} has 2") and of_package.says.startswith("the package's kit has 2")
     use("1", monkeypatch)
     shipped.write_bytes(b"damaged")
@@ -215,7 +249,7 @@ def test_doctor_knows_the_package_s_kit(file: Path, monkeypatch: pytest.MonkeyPa
     use("0", monkeypatch)
     assert finding() == ("good", "all kernels are compiled: TRITON_GEMM_KIT is 0", "")
     use("1", monkeypatch)
-    monkeypatch.setattr(doctor, "compiles_anew", lambda: True)
+    monkeypatch.setattr(storage, "compiles_anew", lambda: True)
     assert finding() == ("good", "all kernels are compiled: Triton's settings say so", "")
 
 

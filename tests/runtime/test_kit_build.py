@@ -45,7 +45,7 @@ def of_both(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(kits, "SHIPPED", Path("/absent"))
         made = kit_build.extend(tmp_path_factory.mktemp("kit") / "both.kit", PROBLEMS, [HOPPER], workers=1)
     assert (made.kernels, made.compiled, made.needed, made.problems, made.failures) == (3, 3, 3, 2, ())
-    assert (made.shipped, made.dropped) == (0, 0) and made.nbytes == made.file.stat().st_size
+    assert (made.shipped, made.dropped) == (0, {}) and made.nbytes == made.file.stat().st_size
     return made.file
 
 
@@ -91,7 +91,7 @@ def test_calls_add_to_it_in_any_order(of_both: Path, tmp_path: Path, open_umask:
         assert [stat.S_IMODE(x.stat().st_mode) for x in (file, file.parent)] == [0o644, 0o755]
         assert list(file.parent.iterdir()) == [file]
         again = extend(file, *order)
-        assert (again.compiled, again.dropped) == (0, 0) and file.read_bytes() == of_both.read_bytes()
+        assert (again.compiled, again.dropped) == (0, {}) and file.read_bytes() == of_both.read_bytes()
     with kit_build.opened(file) as read:
         assert read.kernels.keys() == keys(PROBLEMS[0]) | keys(PROBLEMS[1])
 
@@ -101,10 +101,10 @@ def test_what_is_stale_is_dropped(file: Path, monkeypatch: pytest.MonkeyPatch) -
     real = kit.source_hash
     monkeypatch.setattr(kit, "source_hash", lambda of: "changed" if of == "kernels/repack.py" else real(of))
     made = extend(file, PROBLEMS[1])
-    assert (made.kernels, made.compiled, made.dropped) == (2, 0, 1)
+    assert (made.kernels, made.compiled, made.dropped) == (2, 0, {"sources": 1})
     monkeypatch.setattr(kit_build, "compiled_by", lambda: {"triton": "4.0.0", "ptxas": "14.0"})
     made = extend(file, PROBLEMS[1])
-    assert (made.kernels, made.compiled, made.dropped) == (1, 1, 2)
+    assert (made.kernels, made.compiled, made.dropped) == (1, 1, {"compilers": 2})
 
 
 @pytest.mark.parametrize("setting", ["0", "1", "/absent.kit"])
@@ -117,7 +117,7 @@ def test_what_the_package_ships_is_left_out(
     shipped.parent.mkdir()
     shipped.write_bytes(of_both.read_bytes())
     made = extend(file, PROBLEMS[1])
-    assert (made.kernels, made.needed, made.shipped, made.dropped) == (0, 1, 1, 3)
+    assert (made.kernels, made.needed, made.shipped, made.dropped) == (0, 1, 1, {"shipped": 3})
     assert kit.read(file).kernels == {}, "an empty kit is one"
     real = kit.source_hash
     monkeypatch.setattr(kit, "source_hash", lambda of: "changed" if of == "kernels/gemv.py" else real(of))

@@ -35,7 +35,7 @@ def build(
             "unset it, or build with --into"
         )
     try:
-        path, _ = native_build.checked(into and into.absolute())
+        path, _ = native_build.checked(into and into.expanduser().absolute())
     except ImportError as error:
         raise output.FailedError(str(error)) from None
     output.show({"file": path}, as_json, lambda console: console.print(str(path), soft_wrap=True))

@@ -20,6 +20,12 @@ from ..tables.files import Bits
 from ..tuning.candidates import candidates as candidates_of
 from . import output, products, words
 
+_DROPPED = {
+    "compilers": "another Triton or ptxas has made them",
+    "shipped": "now in the package's own kit",
+    "sources": "their sources have changed",
+}
+
 
 @output.command
 def warmup(
@@ -97,9 +103,9 @@ def warmup(
             "also": lambda problem, device: _candidates(problem, device, candidates),
         }
         made = (
-            precompile(problems, devices, cache=out, **how)
+            precompile(problems, devices, cache=out and out.expanduser(), **how)
             if kit is None
-            else kit_build.extend(kit.absolute(), problems, devices, **how)
+            else kit_build.extend(kit.expanduser().absolute(), problems, devices, **how)
         )
     data = asdict(made) | {"devices": [x.name for x in devices]}
     wanted = f"{output.counted(made.problems, 'GEMM')} on {', '.join(data['devices'])}"
@@ -117,8 +123,7 @@ def warmup(
             f"{made.compiled} compiled in {made.seconds:.0f} s, {made.kernels - made.compiled} were there before",
             f"{output.counted(made.needed, 'kernel')} for {wanted}, {made.shipped} of them in the package's own kit",
         ]
-        if made.dropped:
-            lines.append(f"{made.dropped} dropped: of other sources or compilers, or now in the package's own kit")
+        lines += [f"{count} dropped: {_DROPPED[why]}" for why, count in sorted(made.dropped.items())]
 
     def render(console: Console) -> None:
         for text in (*lines, *(f"failed: {x}" for x in made.failures)):

@@ -12,7 +12,7 @@ import subprocess
 import sysconfig
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.metadata import entry_points
@@ -28,13 +28,12 @@ from ..compat import (
     TESTED,
     c_compiler,
     cache_folder,
-    compiles_anew,
     cxx_compiler,
 )
 from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info, has_gpu
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
-from ..runtime import background, kit, kit_build, kits, native_build, native_file, policies
+from ..runtime import background, kits, native_build, native_file, policies
 from . import storage
 from .storage import Found, Status
 
@@ -264,36 +263,6 @@ def _native() -> Found:
         yield "good", says, "`triton-gemm build` builds it now"
 
 
-def _kits() -> Found:
-    """What need not be compiled."""
-    if (given := native_file.setting(kits.VARIABLE)) == "0" or compiles_anew():
-        why = "TRITON_GEMM_KIT is 0" if given == "0" else "Triton's settings say so"
-        yield "good", f"all kernels are compiled: {why}"
-        return
-    files = [kits.SHIPPED / name for name in kits.NAMES.values() if (kits.SHIPPED / name).exists()]
-    own = None if given == "1" else Path(given)
-    for file in files if own is None else [own, *files]:
-        what, do = "the package's kit", "install the package again"
-        if file == own:
-            how = f"`triton-gemm warmup <GEMMs> --kit {file}` writes it anew once it is deleted"
-            what, do = f"the kit {file}", f"{how}; or unset TRITON_GEMM_KIT"
-        try:
-            with kit_build.opened(file) if file == own else nullcontext(kit.read(file)) as found:
-                found.check()
-                stale = sum(not found.is_current(key) for key in found.kernels)
-        except (OSError, ValueError, kit.DamagedError) as error:
-            yield "note", f"{what} is not used: {error}", do
-            continue
-        by = " and ".join(f"{name} {version}" for name, version in found.made_by.items())
-        says = f"{what} has {len(found.kernels)} kernels for {architecture(found.capability)}, made by {by}"
-        if stale:
-            yield "note", f"{says}, and {stale} are compiled anyway: the sources are not those of the kit", do
-        else:
-            yield "good", says
-    if own is None and not files:
-        yield "good", "there is no kit, and all kernels are compiled"
-
-
 def _ptxas() -> Found:
     targets: dict[str, set[str]] = {"ptxas": set()}
     for capability in {device.capability for device in _devices()}:
@@ -373,7 +342,7 @@ EXAMINATIONS: dict[str, Callable[[], Found]] = {
     "driver": _driver,
     "kernels": _kernels,
     "compiler": _compiler,
-    "kits": _kits,
+    "kits": lambda: storage.machine_code(_devices()),
     "calls": _native,
     "ptxas": _ptxas,
     "caches": storage.caches,

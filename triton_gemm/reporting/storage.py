@@ -1,5 +1,5 @@
-"""What doctor says of folders and files: Triton's cache, the folder of tables, tables, calibrated models, and what was
-quarantined."""
+"""What doctor says of folders and files: Triton's cache, the folder of tables, kits, tables, calibrated models, and
+what was quarantined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +16,9 @@ import triton
 
 from .. import tables
 from ..calibration import kept
-from ..compat import cache_folder
-from ..hardware.device import DeviceInfo
-from ..runtime import kits
+from ..compat import cache_folder, compiles_anew
+from ..hardware.device import DeviceInfo, architecture
+from ..runtime import kit, kit_build, kits, native_file
 
 Status = Literal["good", "note", "broken"]
 Found = Iterator[tuple[Status, str] | tuple[Status, str, str]]
@@ -36,6 +36,51 @@ def caches() -> Found:
         yield "note", "there is no folder for tables: nothing that is tuned is kept", how
     else:
         yield from _folder("the folder of tables", where, "TRITON_GEMM_CACHE_DIR", "note")
+
+
+def machine_code(devices: tuple[DeviceInfo, ...]) -> Found:
+    """Kits, which need no compiler, and whether these GPUs use them; without a GPU those that kits are for."""
+    if (given := native_file.setting(kits.VARIABLE)) == "0" or compiles_anew():
+        why = f"{kits.VARIABLE} is 0" if given == "0" else "Triton's settings say so"
+        yield "good", f"all kernels are compiled: {why}"
+        return
+    shipped = [file for file in map(kits.SHIPPED.joinpath, kits.NAMES.values()) if file.exists()]
+    own = None if given == "1" else Path(given)
+    package: list[kit.Kit] = []
+    for file in [*shipped, *filter(None, [own])]:
+        what, do = "the package's kit", "install the package again"
+        if file == own:
+            how = f"`triton-gemm warmup <GEMMs> --kit {file}` writes it anew once it is deleted"
+            what, do = f"the kit {file}", f"{how}; or unset {kits.VARIABLE}"
+        try:
+            with kit_build.opened(file) if file == own else nullcontext(kit.read(file)) as found:
+                found.check()
+                stale = sum(not found.is_current(key) for key in found.kernels)
+        except (OSError, ValueError, kit.DamagedError) as error:
+            yield "note", f"{what} is not used: {error}", do
+            continue
+        used, where = _used(found, devices, package)
+        package += [found] * (file != own)
+        by = " and ".join(f"{name} {version}" for name, version in found.made_by.items())
+        says = f"{what} has {len(found.kernels)} kernels for {architecture(found.capability)}, made by {by}; {where}"
+        if stale:
+            yield "note", f"{says}, and {stale} are compiled anyway: the sources are not those of the kit", do
+        else:
+            yield "good" if used else "note", says
+    if own is None and not shipped:
+        yield "good", "there is no kit, and all kernels are compiled"
+
+
+def _used(of: kit.Kit, devices: tuple[DeviceInfo, ...], package: list[kit.Kit]) -> tuple[bool, str]:
+    """Whether a kit is used beside those of the package, and where."""
+    if why := kits.left_out(of, package):
+        return False, f"it is not used: {why}"
+    names = [device.name for device in devices if device.capability == of.capability]
+    if devices and not names:
+        return False, "it is not used: no GPU here has that compute capability"
+    where = " and ".join(dict.fromkeys(names)) or "such GPUs"
+    covered = ", for the GEMMs that it covers" * (kits.triton_of(of) != tables.files.TRITON)
+    return True, f"it is used on {where} with Triton {tables.files.TRITON}{covered}"
 
 
 def _folder(what: str, path: Path, variable: str, if_closed: Status) -> Found:

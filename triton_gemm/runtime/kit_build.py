@@ -40,13 +40,14 @@ class Built:
 @dataclass(frozen=True)
 class Extended(Built):
     """A user's kit. problems: how many were given; needed: how many kernels they need; shipped: of those, how many are
-    left out, as the package's own kit has them; dropped: how many the file had before and has no more."""
+    left out, as the package's own kit has them; dropped: how many the file had before and has no more, by why: made by
+    other "compilers", of other "sources", or "shipped" by now."""
 
     file: Path = Path()
     problems: int = 0
     needed: int = 0
     shipped: int = 0
-    dropped: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -116,10 +117,12 @@ def extend(
         shipped = set()
     with _alone(file) as where, TemporaryDirectory() as cache:
         kernels: dict[str, kit.Kernel] = {}
-        before = 0
+        dropped: dict[str, int] = {}
         with suppress(FileNotFoundError), opened(file) as found:
-            before = len(found.kernels)
             kernels = _current(found, capability, made_by, found.kernels.keys() - shipped)
+            for key in found.kernels.keys() - kernels.keys():
+                why = "compilers" if found.made_by != made_by else "shipped" if key in shipped else "sources"
+                dropped[why] = dropped.get(why, 0) + 1
         missing = {key: of for key, of in launches.items() if key not in kernels and key not in shipped}
         if (count := len(kernels) + len(missing)) > MOST:
             raise ValueError(f"{file} would have {count} kernels, and {MOST} are the most: give another file")
@@ -131,7 +134,7 @@ def extend(
         problems=len(problems),
         needed=len(needed),
         shipped=len(needed.keys() & shipped) + len(needed.keys() - launches.keys()),
-        dropped=before - len(kernels),
+        dropped=dropped,
         seconds=time.perf_counter() - begin,
     )
 

@@ -6,7 +6,7 @@ A kernel that no kit has is compiled. A kit that is damaged, or that the driver 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -47,13 +47,17 @@ def used(capability: tuple[int, int]) -> list[kit.Kit]:
         return []
     found = [] if named == "1" else _opened(Path(named), checked=True)
     shipped = _opened(own) if (own := SHIPPED / NAMES[capability]).exists() else []
-    if any(_triton(x) == TRITON for x in shipped):
-        for of in [x for x in found if _triton(x) != TRITON]:
-            found.remove(of)
-            _warn(
-                of.name, ValueError(f"Triton {_triton(of)} has built it, and this is {TRITON}, as is the package's kit")
-            )
+    for of, why in [(x, why) for x in found if (why := left_out(x, shipped))]:
+        found.remove(of)
+        _warn(of.name, ValueError(why))
     return [x for x in found + shipped if x.capability == capability]
+
+
+def left_out(of: kit.Kit, shipped: Sequence[kit.Kit]) -> str | None:
+    """Why a user's kit is not used beside the package's, or None."""
+    if triton_of(of) == TRITON or all((triton_of(x), x.capability) != (TRITON, of.capability) for x in shipped):
+        return None
+    return f"Triton {triton_of(of)} has built it, and this is {TRITON}, as is the package's kit"
 
 
 def exist() -> bool:
@@ -95,15 +99,16 @@ def code_of(
 def made(capability: tuple[int, int], foreign: bool = False) -> list[kit.Kit]:
     """The kits in use that the installed Triton has made, or those of another. What is not chosen from the latter runs
     machine code of the former alone, as nobody has compared the bits of two versions in every kernel."""
-    return [x for x in used(capability) if (_triton(x) != TRITON) == foreign]
+    return [x for x in used(capability) if (triton_of(x) != TRITON) == foreign]
 
 
 def others(capability: tuple[int, int]) -> list[str]:
     """The minor versions of Triton that compiled the kits in use, but for the installed one."""
-    return [*dict.fromkeys(map(_triton, made(capability, True)))]
+    return [*dict.fromkeys(map(triton_of, made(capability, True)))]
 
 
-def _triton(of: kit.Kit) -> str:
+def triton_of(of: kit.Kit) -> str:
+    """The minor version of Triton that compiled a kit."""
     return ".".join(of.made_by.get("triton", "").split(".")[:2])
 
 
