@@ -12,7 +12,6 @@ from xml.sax.saxutils import escape
 from perf.bench import scores
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
-from perf.measure import environment
 from triton_gemm.suites import PROJECTIONS
 
 SUITE, FILE = "llm", "map.svg"
@@ -100,7 +99,6 @@ def caption(sweep: Sweep) -> str:
     known = [ratio for ratio in _ratios(sweep).values() if ratio is not None]
     faster, slower = sum(ratio >= EQUAL for ratio in known), sum(ratio < 1 / EQUAL for ratio in known)
     return (
-        f"{environment.short(sweep['environment']['gpu'])}, Triton {sweep['environment']['triton']}: of {len(known)} "
-        f"GEMMs triton_gemm is faster on {faster}, torch on {slower}; the others are within 2 %. "
-        f"{bench_tables.origin([sweep])}"
+        f"{bench_tables.where(sweep)}: of {len(known)} GEMMs triton_gemm is faster on {faster}, torch on {slower}; the "
+        f"others are within 2 %. {bench_tables.origin([sweep])}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,20 @@ def test_each_way_to_name_products(way: str, tmp_path: Path, monkeypatch: pytest
         keys = {kit.key_of(x) for selection in ways for x in precompile.compilables(H200, problem, selection)}
         (of,) = kits.used(H200.capability)
         assert of.kernels.keys() == keys and found["kernels"] == len(keys) > 2
+
+
+def test_the_example_of_weights_adds_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the package's kit, which has all that bf16 without a bias needs on an older Triton."""
+    monkeypatch.setattr(kits, "SHIPPED", kit.PACKAGE / "kits")
+    adds = Mock(return_value=({}, ()))
+    monkeypatch.setattr(kit_build, "_compiled", adds)
+    page = (kit.PACKAGE.parent / "docs/cli.md").read_text()
+    (example,) = re.findall(r"^ +triton-gemm (warmup --weights .* --kit) /opt", page, re.MULTILINE)
+    assert "need no kit" not in words_of(*example.split(), tmp_path / "fleet.kit")
+    missing, *_ = adds.call_args.args
+    assert missing
+    shown = words_of("warmup", "--device", "h200", "--shapes", "4096x4096x4096", "--kit", tmp_path / "fleet.kit")
+    assert "1 kernel for 1 GEMM on NVIDIA H200, 1 of them in the package's own kit these GEMMs need no kit" in shown
 
 
 @pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the package's kit")

@@ -183,7 +183,8 @@ def test_the_map_has_each_ratio_once_for_each_weight_that_models_have(tmp_path: 
     assert cells == [*weights, *weights, ("none", ""), ("none", ""), ("none", "")]  # of two models, and DeepSeek's
     found = block("map", Results([], sweeps))
     assert "(made-up-gpu/bench/3.6.0/map.svg)" in found
-    assert "of 3 GEMMs triton_gemm is faster on 1, torch on 1; the others are within 2 %" in found
+    versions = f"torch {SURROUNDINGS['torch']}, Triton 3.6.0, CUDA {SURROUNDINGS['cuda']}"
+    assert f"{versions}: of 3 GEMMs triton_gemm is faster on 1, torch on 1; the others are within 2 %" in found
 
 
 def test_maps_are_made_again_where_a_figure_changes(monkeypatch: pytest.MonkeyPatch) -> None:

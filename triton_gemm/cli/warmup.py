@@ -123,6 +123,8 @@ def warmup(
             f"{made.compiled} compiled in {made.seconds:.0f} s, {made.kernels - made.compiled} were there before",
             f"{output.counted(made.needed, 'kernel')} for {wanted}, {made.shipped} of them in the package's own kit",
         ]
+        if made.needed == made.shipped:
+            lines.append("these GEMMs need no kit of your own, with this Triton and this package")
         lines += [f"{count} dropped: {_DROPPED[why]}" for why, count in sorted(made.dropped.items())]
 
     def render(console: Console) -> None:
