@@ -219,9 +219,14 @@ def test_what_a_wheel_cannot_run_says_what_it_needs(installed: Installed) -> Non
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_the_command_says_what_it_needs(package: str, installed: Installed) -> None:
     hidden = f"import sys; sys.modules[{package!r}] = None; from triton_gemm.cli import main; main()"
-    done = installed.run("-c", hidden)
-    assert done.returncode == 1
-    assert done.stderr == "error: the command line needs typer and rich: pip install typer rich\n"
+    words = "the command line needs typer and rich: pip install typer rich"
+    for call in (("--help",), ("doctor", "--quiet"), ("explain", "--json")):
+        done = installed.run("-c", hidden, *call)
+        assert (done.returncode, done.stderr) == (1, f"error: {words}\n")
+        assert done.stdout == (json.dumps({"error": words}) + "\n" if "--json" in call else "")
+    done = installed.run("-c", hidden, "doctor")
+    assert done.returncode == 0 and done.stdout.startswith("versions ") and done.stdout.endswith(f"\n{words}\n")
+    assert json.loads(installed.run("-c", hidden, "doctor", "--json").stdout)["broken"] is False
 
 
 @pytest.mark.full

@@ -1,13 +1,16 @@
 """The command `triton-gemm`: a thin layer over functions that return plain data, a file for each group of commands.
 
-It needs typer and rich, which `import triton_gemm` does not: `pip install typer rich`.
+It needs typer and rich, which `import triton_gemm` does not: `pip install typer rich`. Without them only `doctor`
+runs.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -17,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("typer", "rich"):
             raise
-        sys.exit("error: the command line needs typer and rich: pip install typer rich")
+        _alone(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:  # while modules are imported
         sys.exit(130)
     try:
@@ -26,6 +29,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {error}")
     finally:
         _drop_what_cannot_be_written()
+
+
+def _alone(arguments: Sequence[str]) -> NoReturn:
+    """Runs `doctor`, and says of other commands what they need."""
+    words = "the command line needs typer and rich: pip install typer rich"
+    as_json = "--json" in arguments
+    if [x for x in arguments if x != "--json"] != ["doctor"]:
+        if as_json:
+            print(json.dumps({"error": words}))
+        sys.exit(f"error: {words}")
+    from ..reporting.doctor import examine
+
+    found = examine()
+    print(json.dumps(found.document(), indent=1) if as_json else printable(f"{found}\n{words}"))
+    sys.exit(found.broken)
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are written out: a file's could tell a terminal to do anything."""
+    return "".join(x if x.isprintable() or x == "\n" else repr(x)[1:-1] for x in text)
 
 
 def _drop_what_cannot_be_written() -> None:

@@ -64,7 +64,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0 done, 1 something failed, 2 a wrong call, 130 interrupted. More: docs/cli.md.",
+    epilog="Exit status: 0 done, 1 something failed, 2 a wrong call, 130 interrupted. More: COMMAND --help.",
 )
 app.command("explain", cls=_Sizes)(explain.explain)
 app.command("tune")(tune.tune)

@@ -21,7 +21,7 @@ from . import output, words
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="List, show, share and check tables of measured choices (docs/tables.md).",
+    help="List, show, share and check tables of measured choices.",
 )
 
 # Tables, by file why they are not all that is there, and the GPU that they are of.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from ..arithmetic import Precision, ScaleKind
+from ..arithmetic import DTYPES, SCALED, Precision, ScaleKind, scaled_arithmetic
 from ..problem import Activation
 from ..reporting.candidates import Comparison, Way, compare
 from ..tables.records import LARGEST, plain
@@ -26,7 +26,10 @@ def explain(
     bias: Annotated[Literal["n"] | None, typer.Option(help="n: add one value for each column of C.")] = None,
     activation: Annotated[Activation | None, typer.Option(help="The activation, applied to C.")] = None,
     beta: Annotated[float, typer.Option(help="beta C is added, as addmm does; 0 does not read C.")] = 0.0,
-    precision: Annotated[Precision | None, typer.Option(help="How fp32 is multiplied: docs/precision.md.")] = None,
+    precision: Annotated[
+        Precision | None,
+        typer.Option(help="How fp32 is multiplied: ieee on CUDA cores, others by Tensor Cores. By default torch's."),
+    ] = None,
     scales: Annotated[ScaleKind | None, typer.Option(help="What each scale of fp8 or int8 applies to.")] = None,
     fast_accum: Annotated[bool, typer.Option("--fast-accum", help="fp8: sum in the tensor cores alone.")] = False,
     groups: Annotated[int | None, typer.Option(min=1, help="A grouped GEMM with this number of groups.")] = None,
@@ -53,9 +56,11 @@ def explain(
     """
     if groups is None and group_dim is not None:
         raise output.wrong_call("--group-dim goes with --groups")
-    if scales is None and groups is None and dtype.startswith("fp8"):
-        raise output.wrong_call(f"--dtype {dtype} goes with --scales tensor, rows or blocks")
     info = words.device(device)
+    if scales is None and groups is None and (given := words.dtype(dtype)) in SCALED and given not in DTYPES:
+        if info.capability >= scaled_arithmetic(given, fast_accum).capability:
+            raise output.wrong_call(f"--dtype {dtype} goes with --scales tensor, rows or blocks")
+        scales = "tensor"  # the error is that this GPU has no such products
     problem, info = words.asked(
         M=M,
         N=N,

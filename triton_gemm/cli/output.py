@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from . import printable as printable
+
 FAILED, WRONG_CALL, INTERRUPTED = 1, 2, 130
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else, for programs.")]
@@ -77,11 +79,6 @@ def show(data: Any, as_json: bool, render: Callable[[Console], None]) -> None:
 def _plain(x: object) -> object:
     """What JSON has no word for."""
     return str(x).removeprefix("torch.") if isinstance(x, torch.dtype | Path) else repr(x)
-
-
-def printable(text: str) -> str:
-    """A text whose control characters are written out: a file's could tell a terminal to do anything."""
-    return "".join(x if x.isprintable() or x == "\n" else repr(x)[1:-1] for x in text)
 
 
 class _Console(Console):

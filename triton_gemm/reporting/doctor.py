@@ -13,10 +13,11 @@ import sysconfig
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from importlib import metadata
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -78,6 +79,25 @@ class Diagnosis:
     @property
     def broken(self) -> bool:
         return any(finding.status == "broken" for finding in self.findings)
+
+    def document(self) -> dict[str, Any]:
+        """For programs, and for `--device` of another machine: GPUs have their power limit, without which no table of
+        theirs is found there."""
+        devices = [replace(x, power_limit=tables.Silicon.of(x).power_limit) for x in self.devices]
+        found: dict[str, Any] = asdict(replace(self, devices=tuple(devices)))
+        return found | {"broken": self.broken}
+
+    def __str__(self) -> str:
+        """For people: a line for each finding, and what to do below it."""
+        width = max(len(finding.about) for finding in self.findings)
+        lines, before = [], ""
+        for about, status, says, do in map(astuple, self.findings):
+            word = "BROKEN" if status == "broken" else status
+            lines.append(f"{'' if about == before else about:<{width}}  {word:<6}  {says}")
+            lines += [f"{'':<{width + 10}}{do}"] if do else []
+            before = about
+        broken = sum(finding.status == "broken" for finding in self.findings)
+        return "\n".join([*lines, f"{broken} broken" if broken else "nothing is broken"])
 
 
 def examine() -> Diagnosis:
