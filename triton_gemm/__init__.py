@@ -13,7 +13,7 @@ from .problem import Activation
 from .reporting.explanation import explain
 from .reporting.fingerprint import check_ranks, selection_fingerprint
 from .runtime.background import wait_until_compiled
-from .runtime.policies import batch_invariant, policy, set_policy
+from .runtime.policies import batch_invariant, current_policy, policy, set_policy
 from .selection.select import Selection
 from .tuning import compare, record_shapes, tune
 
@@ -31,6 +31,7 @@ __all__ = [
     "calibrate",
     "check_ranks",
     "compare",
+    "current_policy",
     "disable",
     "enable",
     "explain",

@@ -245,9 +245,10 @@ def static_resources(record: Record, folder: Path) -> Path:
                 for row, facts in enumerate(rungs.values())
                 if target in facts and (value := read(facts[target])) is not None
             ]
-            look = {"color": PALETTE[i], "marker": ARCHITECTURE_MARKS[i], "markersize": 4.5}
+            look: dict[str, Any] = {"color": PALETTE[i], "marker": ARCHITECTURE_MARKS[i], "markersize": 4.5}
             if points:
-                axes.plot(*zip(*points, strict=True), linestyle="", clip_on=False, zorder=3, label=target, **look)
+                look["label"] = f"{target}\n{static.ARCHITECTURES[target]}"
+                axes.plot(*zip(*points, strict=True), linestyle="", clip_on=False, zorder=3, **look)
         for row in range(0, len(rungs), 2):
             axes.axhspan(row - 0.5, row + 0.5, color=PALE, linewidth=0, zorder=0)
         axes.set_xlim(left=0)
@@ -257,7 +258,7 @@ def static_resources(record: Record, folder: Path) -> Path:
         axes.tick_params(axis="y", length=0)
     first = all_axes[0][0]
     first.set_yticks(range(len(rungs)), list(rungs))
-    first.set_title("Static facts, not timings: what each rung's default configuration takes", pad=30)
+    first.set_title("Static facts, not timings: what each rung's default configuration takes", pad=40)
     first.legend(ncols=len(targets), loc="lower left", bbox_to_anchor=(0, 1), handletextpad=0.1, fontsize=LABEL_SIZE)
     note(first, "No mark: the rung is not for this architecture.")
     return save(figure, folder / "static-resources.png")

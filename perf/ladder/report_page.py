@@ -236,12 +236,14 @@ def _rungs(record: Record) -> Iterator[str]:
     """A line a rung, and its drawing."""
     static_facts = views.static_defaults(record)
     for rung in LADDER:
-        ran = [row for row in record.interpreter.values() if row.rung == rung.name and row.absent is None]
+        tried = [row for row in record.interpreter.values() if row.rung == rung.name]
+        ran = [row for row in tried if row.absent is None]
         facts = static_facts.get(rung.name, {}).get(static.TUNED_ARCHITECTURE)
         if not ran and rung.name not in static_facts:
             continue
         wrong = any(row.failed for row in ran)
         says = ["wrong in the interpreter" if wrong else "right in the interpreter"] if ran else []
+        says += [f"in {len(tried) - len(ran)} of {len(tried)} cases not run"] if ran and ran != tried else []
         says += [] if rung.interpretable else ["not run: the interpreter has no Gluon"]
         if facts and facts.registers is not None:
             of = f"{facts.target}, {facts.config}"

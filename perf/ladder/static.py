@@ -19,11 +19,11 @@ from triton_gemm.ladder import Rung
 from triton_gemm.runtime import aot
 
 SIZE = (4096, 4096, 4096)
-CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
+GPUS = {(8, 0): "A100", (8, 9): "L40S, RTX 40", (9, 0): "H100, H200", (10, 0): "B200", (12, 0): "RTX 50"}
 TUNED_CAPABILITY = (9, 0)  # the one whose every configuration is listed
 
 
-ARCHITECTURES = tuple(map(architecture, CAPABILITIES))
+ARCHITECTURES = {architecture(capability): gpus for capability, gpus in GPUS.items()}
 TUNED_ARCHITECTURE = architecture(TUNED_CAPABILITY)
 
 # What to count of a kernel's SASS, by what it does.
@@ -69,7 +69,7 @@ def jobs(rungs: Iterable[Rung], *, every_config: bool) -> list[Job]:
     """The default configuration for every architecture, and all of them for TUNED_CAPABILITY if asked."""
     found: list[Job] = []
     for rung in rungs:
-        for capability in CAPABILITIES:
+        for capability in GPUS:
             if capability not in rung.capabilities:
                 continue
             legal = rung.legal_configs(device_of_capability(capability), rung.dtypes[0])

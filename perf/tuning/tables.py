@@ -1,4 +1,4 @@
-"""Records of tuning as tables: what the command prints and docs/tuning.md shows."""
+"""Records of tuning as tables: what the command prints and docs/performance.md shows."""
 
 from __future__ import annotations
 

@@ -93,12 +93,16 @@ def test_a_missed_target_is_among_the_findings(record: Record) -> None:
 def test_without_a_gpu_the_page_opens_with_a_committed_ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Record(tmp_path / "here", {**SURROUNDINGS, "gpu": None})
     here.interpreter["k04"] = Interpreted(rung="k04_grouped", dtype="float32", M=65, N=33, K=47)
+    here.interpreter |= {
+        f"k10 {i}": replace(here.interpreter["k04"], rung="k10_tma", absent=x) for i, x in enumerate([None, "odd"])
+    }
     page = report_page.texts(here, [])[report_page.FILE]
     opening, _, rest = page.partition("## What was found here, without a GPU")
     assert "## The ladder on NVIDIA H200, not measured here" in opening and "/h200/ladder.png)" in opening
     measured = Record.read(environment.RESULTS / "h200")
     assert all(f"- {sentence}" in opening for sentence in findings.sentences(measured))
     assert "**k04 grouped launch**: right in the interpreter." in rest and "k04.svg)" in rest and "k05" not in rest
+    assert "**k10 TMA**: right in the interpreter; in 1 of 2 cases not run." in rest
     monkeypatch.setattr(environment, "RESULTS", tmp_path)
     assert "not measured here" not in report_page.texts(here, [])[report_page.FILE]
 

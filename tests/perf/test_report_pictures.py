@@ -85,6 +85,7 @@ def test_everything_is_drawn_and_no_text_lies_on_another(gpu: str, figures: dict
     expected |= {"roofline-counted"} if record.counted else set()
     assert figures.keys() == {f"{name}.png" for name in expected}
     assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
+    assert "sm_89 L40S, RTX 40" in said(figures["static-resources.png"])
     header, *rows = (tmp_path / "sweep-ieee.csv").read_text().splitlines()
     assert header.startswith("size,provider,tflops,tflops_p20,tflops_p80")
     assert len(rows) >= len(OPTIONS.sizes)

@@ -42,7 +42,7 @@ def of(selection: Selection) -> tuple[object, ...]:
 def test_a_table_goes_before_the_model_unless_the_model_is_asked(folder: Path) -> None:
     known, unknown = problem_of(), problem_of(M=1024)
     store(known)
-    assert policies.current() == Policy("cached", "same")
+    assert policies.current_policy() == Policy("cached", "same")
     assert of(choose(known, HOPPER)) == of(replace(another(known), source="user's table"))
     assert choose(unknown, HOPPER) == select(unknown, HOPPER)
     with triton_gemm.policy("model"):
@@ -85,9 +85,9 @@ def test_a_policy_is_one_of_four() -> None:
 def test_the_environment_counts_until_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_GEMM_POLICY", "error")
     monkeypatch.setenv("TRITON_GEMM_BITS", "any")
-    assert policies.current() == Policy("error", "any")
+    assert policies.current_policy() == Policy("error", "any")
     triton_gemm.set_policy("model")
-    assert policies.current() == Policy("model", "same")
+    assert policies.current_policy() == Policy("model", "same")
 
 
 WRONG = [
@@ -116,23 +116,23 @@ def test_a_wrong_environment_is_warned_of_once(
             policies._of_environment.cache_clear()  # as if threads had read it at once
             policies._invariant_in_environment.cache_clear()
     assert [str(x.message) for x in warned] + raised == [f"TRITON_GEMM_{name} must be {says}"]
-    assert policies.current() == Policy() and len(planned) == 1
+    assert policies.current_policy() == Policy() and len(planned) == 1
     triton_gemm.set_policy("error")
-    assert policies.current() == Policy("error")
+    assert policies.current_policy() == Policy("error")
 
 
 def test_a_context_is_its_threads_or_tasks_alone() -> None:
     triton_gemm.set_policy("error")
     with triton_gemm.policy("model"):
         with triton_gemm.policy("tune", bits="any"):
-            assert policies.current() == Policy("tune", "any")
-        assert policies.current().name == "model" and at_once(policies.current) == [Policy("error")]
-    assert policies.current() == Policy("error")
+            assert policies.current_policy() == Policy("tune", "any")
+        assert policies.current_policy().name == "model" and at_once(policies.current_policy) == [Policy("error")]
+    assert policies.current_policy() == Policy("error")
 
     async def task(name: policies.PolicyName) -> str:
         with triton_gemm.policy(name):
             await asyncio.sleep(0)
-            return policies.current().name
+            return policies.current_policy().name
 
     async def both() -> list[str]:
         return list(await asyncio.gather(*map(task, policies.NAMES)))
@@ -153,12 +153,12 @@ def test_a_block_around_a_yield_counts_in_the_context_of_its_first_step(block: A
     for copied in (False, True):
         running, first = steps(), copy_context()
         first.run(next, running)
-        assert first.run(policies.current) not in (Policy(), Policy("model"))
+        assert first.run(policies.current_policy) not in (Policy(), Policy("model"))
         with triton_gemm.policy("model"):
             elsewhere = first.run(copy_context) if copied else copy_context()
         elsewhere.run(end, running)
-        assert elsewhere.run(policies.current) == (Policy() if copied else Policy("model"))
-    assert policies.current() == Policy()
+        assert elsewhere.run(policies.current_policy) == (Policy() if copied else Policy("model"))
+    assert policies.current_policy() == Policy()
 
 
 def test_explain_says_who_chose(folder: Path) -> None:

@@ -209,15 +209,15 @@ def test_an_argument_a_block_and_the_environment_say_so(monkeypatch: pytest.Monk
     with triton_gemm.batch_invariant():
         assert choose(few, HOPPER).batch_invariant and not choose(few, HOPPER, invariant=False).batch_invariant
         with triton_gemm.policy("model", bits="any"):
-            assert policies.current() == Policy("model", "any", True)
+            assert policies.current_policy() == Policy("model", "any", True)
         with triton_gemm.batch_invariant(False):
             assert not choose(few, HOPPER).batch_invariant
-        assert at_once(policies.current) == [Policy()]
+        assert at_once(policies.current_policy) == [Policy()]
     monkeypatch.setenv("TRITON_GEMM_BATCH_INVARIANT", "1")
     table_fakes.read_environment_again()
     assert choose(few, HOPPER).batch_invariant
     triton_gemm.set_policy("model")
-    assert policies.current() == Policy("model", "same", True)
+    assert policies.current_policy() == Policy("model", "same", True)
     with triton_gemm.batch_invariant(False):
         assert not choose(few, HOPPER).batch_invariant
 
@@ -228,7 +228,7 @@ def test_threads_of_a_backward_have_the_block_that_it_was_started_in(monkeypatch
         started, within = copy_context(), plan.key_of(Request(), a, b, None)
     monkeypatch.setattr(policies, "context_of_backward", lambda: started)
     monkeypatch.setattr(policies, "backward_here", lambda: 0)
-    [found] = at_once(lambda: (policies.current(), plan.key_of(Request(), a, b, None)))
+    [found] = at_once(lambda: (policies.current_policy(), plan.key_of(Request(), a, b, None)))
     assert found == (Policy("cached", "same", True), within)
 
 
@@ -282,7 +282,7 @@ def test_a_tuner_is_held_to_the_class(folder: Path) -> None:
     best = batch_invariance.select(problem, HOPPER)
 
     def tuner(problem: GemmProblem, device: DeviceInfo) -> Selection:
-        assert policies.current() == Policy("model", "same", True)
+        assert policies.current_policy() == Policy("model", "same", True)
         assert choose(problem, device) == replace(best, batch_invariant=True)
         return answers.pop()
 

@@ -54,7 +54,7 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 # --- A right call of each ---
 
 # Those that take nothing.
-WITHOUT = {"disable", "inductor.register", "inductor.unregister"}
+WITHOUT = {"current_policy", "disable", "inductor.register", "inductor.unregister"}
 WITHOUT |= {f"tables.{name}" for name in ("folder", "ignored", "clear", "reload")}
 WITHOUT |= {f"calibration.{name}" for name in ("reload",)}
 PRODUCTS = ("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "linear", "grouped_matmul", "scaled_matmul")

@@ -135,7 +135,7 @@ def _grouped_mm_stays(
         return _reason(error)
     speed = K_IN_GROUPS.get(device.capability)
     along_k = a.dim() == b.dim() == 2 and a.dtype is torch.bfloat16
-    if along_k and speed is not None and device != INTERPRETER and not policies.current().batch_invariant:
+    if along_k and speed is not None and device != INTERPRETER and not policies.current_policy().batch_invariant:
         return f"groups along K take {1 / speed:.1f} times as long here"
     return None
 

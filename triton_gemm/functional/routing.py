@@ -404,7 +404,7 @@ def _first_calls(rule: Rule) -> AbstractContextManager[None]:
 
 
 def _refuse_invariance() -> None:
-    if policies.current().batch_invariant:
+    if policies.current_policy().batch_invariant:
         raise RuntimeError(
             'first_calls="torch" gives first calls other bits, and batch-invariant ones must not have these'
         )
@@ -466,7 +466,7 @@ def _faster_by_torch(
     why = _faster.get(key)
     if why is None:
         why = _slower(a, b) or ""
-        if not why and policies.current().bits == "any":
+        if not why and policies.current_policy().bits == "any":
             problem = matrices.problem_of(a, b, input, out, request)
             if problem is not None and policies.torch_is_faster(problem, plan.info_of(a.device)):
                 why = BY_TABLE
@@ -478,7 +478,7 @@ def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """That torch is faster by the records, unless a table has the product, or torch's bits would depend on its rows."""
     device = device_info(a.device)
     speed = SLOWER.get(device.capability, {}).get(a.dtype)
-    if speed is None or device == INTERPRETER or policies.current().batch_invariant:
+    if speed is None or device == INTERPRETER or policies.current_policy().batch_invariant:
         return None
     sizes = *a.shape[-2:], b.shape[-1]
     if a.dtype is torch.float64:

@@ -333,7 +333,7 @@ def _policy() -> Found:
         yield "broken", wrong, "set TRITON_GEMM_KIT to one of these, or unset it"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which say the same
-        found = policies.current()
+        found = policies.current_policy()
     switches = {"batch invariance": found.batch_invariant}
     if on_gpu:
         switches["compiling in the background"] = background.enabled()

@@ -172,7 +172,7 @@ def explain(*operands: Any, **given: Any) -> Selection:
     selection = replace(selection, kit=kits.serves(problem, info, selection))
     if of_columns:  # they are multiplied as groups of rows of c^T
         selection = replace(selection, algorithm=selection.algorithm._replace(swap_ab=True))
-    return replace(selection, device=info.name, policy=policies.current().name, bits=bits, model=origin(info))
+    return replace(selection, device=info.name, policy=policies.current_policy().name, bits=bits, model=origin(info))
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None, request: Request) -> GemmProblem:

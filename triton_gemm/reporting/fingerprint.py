@@ -42,7 +42,7 @@ def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: bool
         device = named_device(device)
     arguments.instance("selection_fingerprint", "device", device, DeviceInfo, or_none=True)
     device = device or current_device_info()
-    name, bits, invariant = policies.current()
+    name, bits, invariant = policies.current_policy()
     found = {
         "policy": (name if name == "model" else f"{name}, bits {bits}") + ", batch-invariant" * invariant,
         "first calls": first_calls(),

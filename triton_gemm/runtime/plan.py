@@ -182,7 +182,7 @@ def info_of(device: torch.device) -> DeviceInfo:
 
 def remembering(request: Request) -> Request:
     """A request that says by itself what the policy here says of batch invariance, to be followed elsewhere."""
-    if request.batch_invariant is None and policies.current().batch_invariant:
+    if request.batch_invariant is None and policies.current_policy().batch_invariant:
         return request._replace(batch_invariant=True)
     return request
 

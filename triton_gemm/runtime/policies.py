@@ -82,8 +82,8 @@ def _class_by_model(problem: GemmProblem, device: DeviceInfo) -> str:
     return bit_class(problem, by_model(problem, device))
 
 
-def current() -> Policy:
-    """The policy that counts here: the context's, or the process's."""
+def current_policy() -> Policy:
+    """The policy that applies here, the block's or the process's: `name`, `bits` and `batch_invariant`."""
     return _set() or _of_environment()
 
 
@@ -100,7 +100,7 @@ def _is_invariant() -> bool:
 
 def tunes() -> bool:
     """Whether what no table has is tuned here, where it can be."""
-    return current().name == "tune"
+    return current_policy().name == "tune"
 
 
 def _policy(name: PolicyName, bits: Bits, function: str) -> Policy:
@@ -205,7 +205,7 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
         TypeError: enabled is not a bool.
     """
     arguments.flag("batch_invariant", "enabled", enabled)
-    with _within(current()._replace(batch_invariant=bool(enabled))):
+    with _within(current_policy()._replace(batch_invariant=bool(enabled))):
         yield
 
 
@@ -266,7 +266,7 @@ def choose(
     class; as `select` else.
     """
     with_preactivation, problem = problem, problem.to_choose_for()
-    name, bits, invariant_here = current()
+    name, bits, invariant_here = current_policy()
     invariant = invariant_here if invariant is None else invariant
     of_kits = None if invariant or name == "model" else _from_tables_of_kits(with_preactivation, device, bits)
     of_default = _class_by_model if of_kits is None else _only(bit_class(problem, of_kits))
@@ -312,7 +312,7 @@ def _with_bits_of(plain: Selection, problem: GemmProblem, device: DeviceInfo) ->
 
 def torch_is_faster(problem: GemmProblem, device: DeviceInfo) -> bool:
     """Whether a table that the policy here asks says that torch's own product is faster."""
-    problem, (name, bits, invariant) = problem.to_choose_for(), current()
+    problem, (name, bits, invariant) = problem.to_choose_for(), current_policy()
     return name != "model" and bits == "any" and tables.torch_is_faster(problem, device, invariant)
 
 
@@ -320,7 +320,7 @@ def _tuned(problem: GemmProblem, device: DeviceInfo, wanted: str | None) -> Sele
     """The tuner's answer. wanted: the class of bits that it must have, if one."""
     if _tuner is None:
         raise RuntimeError(f'no table has {_text(problem)}, the policy is "tune", and there is no tuner: set "cached"')
-    with _within(Policy("model", current().bits, wanted is not None)):
+    with _within(Policy("model", current_policy().bits, wanted is not None)):
         found = replace(_tuner(problem, device), source="tuner")
     if wanted not in (None, bit_class(problem, found)):
         raise RuntimeError(f"the tuner's answer for {_text(problem)} gives {bit_class(problem, found)}, not {wanted}")

@@ -319,14 +319,14 @@ def _choose(problem: GemmProblem, device: DeviceInfo) -> Selection:
     stored or not; where there is none, the model's choice. Under batch invariance the one within its class of bits,
     which is tuned where that is the model's own."""
     choice = policies.by_model(problem, device)
-    if policies.current().batch_invariant:
+    if policies.current_policy().batch_invariant:
         found = policies.choose(problem, device)
         if bit_class(problem, found) != bit_class(problem, choice):
             return found
     if not one_at_a_time.acquire(blocking=False):  # who tunes may wait for this thread to plan
         return choice
     try:
-        bits = "same" if policies.current().batch_invariant else policies.current().bits
+        bits = "same" if policies.current_policy().batch_invariant else policies.current_policy().bits
         return _chosen(problem, device, bits, tables.cleared)
     finally:
         one_at_a_time.release()

@@ -78,10 +78,10 @@ def words(error: object) -> str:
 def test_a_wrong_argument_is_refused_and_the_next_call_is_right(
     function: str, parameter: str, right: dict[str, Arguments]
 ) -> None:
-    policy, rules = policies.current(), list(routing._rules)
+    policy, rules = policies.current_policy(), list(routing._rules)
     for value, raises in bad_arguments.wrong_values(function, parameter, right[function]):
         check(function, parameter, right[function], value, raises)
-        assert policies.current() == policy and routing._rules == rules
+        assert policies.current_policy() == policy and routing._rules == rules
     if function not in bad_arguments.NOT_CALLED:  # whatever a bad one has left behind, it is still there
         again = bits(bad_arguments.call(function, right[function]))
         assert FIRST.setdefault(function, again) == again

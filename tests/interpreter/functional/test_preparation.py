@@ -21,7 +21,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[GemmProblem, bool]]:
     found: list[tuple[GemmProblem, bool]] = []
 
     def new_plan(problem: GemmProblem, device: torch.device, invariant: bool | None) -> plan.Plan:
-        found.append((problem, policies.current().batch_invariant if invariant is None else invariant))
+        found.append((problem, policies.current_policy().batch_invariant if invariant is None else invariant))
         return plan.InterpretedPlan(problem, plan.selection_for(problem, HOPPER))
 
     monkeypatch.setattr(plan, "_new_plan", new_plan)
