@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+import sys
+from unittest.mock import Mock
+
 import pytest
 
-from tests.cli.test_cli import CACHE, COMMANDS, document, words_of
+import triton_gemm_command
+from tests.cli.test_cli import CACHE, COMMANDS, call, document, words_of
+from triton_gemm import cli
 
 
 @pytest.mark.parametrize("command", [(), *((x,) for x in COMMANDS[:-2]), *(("cache", x) for x in CACHE)], ids=" ".join)
 def test_help_names_no_file_of_the_repository(command: tuple[str, ...]) -> None:
     """A wheel does not have them."""
     assert ".md" not in words_of(*command, "--help")
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]], ids=" ".join)
+def test_help_needs_no_torch(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the words of the command itself."""
+    monkeypatch.setattr(sys, "argv", ["triton-gemm", *words])
+    monkeypatch.setitem(sys.modules, "triton_gemm", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit) as ended:
+        triton_gemm_command.main()
+    alone = capsys.readouterr()
+    assert call(*words).output == alone.out + alone.err and ended.value.code == call(*words).exit_code
+
+
+def test_all_other_words_are_for_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = Mock()
+    monkeypatch.setattr(cli, "main", main)
+    for words in (["--version"], ["doctor"], ["explain", "--help"]):
+        monkeypatch.setattr(sys, "argv", ["triton-gemm", *words])
+        triton_gemm_command.main()
+    assert main.call_count == 3
 
 
 def test_fp8_on_a_gpu_without_it_is_no_question_of_scales() -> None:

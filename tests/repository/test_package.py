@@ -131,7 +131,7 @@ def test_the_sdist_is_the_repository(source: Path, sdist: Path) -> None:
 def test_the_wheel_is_the_package(source: Path, wheel: Wheel) -> None:
     assert "triton_gemm/py.typed" in wheel.files
     package = {name for name in files_under(source) if name.startswith("triton_gemm/")}
-    assert wheel.files == {*package, "triton_gemm_autoload.py"}
+    assert wheel.files == {*package, "triton_gemm_autoload.py", "triton_gemm_command.py"}
 
 
 def test_the_wheel_asks_for_little_more_than_torch_and_triton(wheel: Wheel) -> None:
@@ -150,7 +150,7 @@ def test_dev_brings_what_the_repository_imports(source: Path, wheel: Wheel) -> N
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 imported.add(node.module.split(".")[0])
-    others = imported - sys.stdlib_module_names - {*TREES, "triton_gemm_autoload"}
+    others = imported - sys.stdlib_module_names - {*TREES, "triton_gemm_autoload", "triton_gemm_command"}
     assert {"rich", "hypothesis", "numpy"} <= others
     distributions = packages_distributions()
     assert {distribution for name in others for distribution in distributions.get(name, [name])} <= required

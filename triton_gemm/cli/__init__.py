@@ -7,10 +7,11 @@ runs.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
+
+from triton_gemm_command import run
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,12 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _alone(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:  # while modules are imported
         sys.exit(130)
-    try:
-        app(arguments, prog_name="triton-gemm")
-    except OSError as error:  # of --help and --version, whose words cannot be written
-        sys.exit(f"error: {error}")
-    finally:
-        _drop_what_cannot_be_written()
+    run(app, arguments)
 
 
 def _alone(arguments: Sequence[str]) -> NoReturn:
@@ -49,13 +45,3 @@ def _alone(arguments: Sequence[str]) -> NoReturn:
 def printable(text: str) -> str:
     """A text whose control characters are written out: a file's could tell a terminal to do anything."""
     return "".join(x if x.isprintable() or x == "\n" else repr(x)[1:-1] for x in text)
-
-
-def _drop_what_cannot_be_written() -> None:
-    """Python would try again as it ends, and fail with another exit status."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,12 +6,13 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .. import __version__
+from triton_gemm_command import COMMANDS, group
+
 from . import build, cache, calibrate, compare, doctor, explain, output, source_tree, tune, warmup
 
 # click's, which newer versions of typer have themselves.
@@ -57,39 +58,11 @@ class _Sizes(TyperCommand):
         return super().parse_args(ctx, found)
 
 
-app = typer.Typer(
-    cls=_Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit status: 0 done, 1 something failed, 2 a wrong call, 130 interrupted. More: COMMAND --help.",
-)
-app.command("explain", cls=_Sizes)(explain.explain)
-app.command("tune")(tune.tune)
-app.command("compare")(compare.compare)
-app.command("calibrate")(calibrate.calibrate)
-app.command("warmup")(warmup.warmup)
-app.command("build")(build.build)
-app.add_typer(cache.app, name="cache")
-app.command("doctor")(doctor.doctor)
-for name, function in source_tree.commands().items():
-    passing_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    app.command(name, context_settings=passing_on)(function)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"triton_gemm {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def triton_gemm(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Matrix multiplication for PyTorch in Triton: see which kernel a GEMM runs on, compare with torch, tune, share
-    tables of measured choices, compile ahead of time, and check this machine."""
+app = group(cls=_Commands)
+app.command("explain", cls=_Sizes, short_help=COMMANDS["explain"])(explain.explain)
+for function in (tune.tune, compare.compare, calibrate.calibrate, warmup.warmup, build.build, doctor.doctor):
+    app.command(function.__name__, short_help=COMMANDS[function.__name__])(function)
+for name, passed_on in source_tree.commands().items():
+    how = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command(name, help=COMMANDS[name], context_settings=how)(passed_on)
+app.add_typer(cache.app, name="cache", help=COMMANDS["cache"])

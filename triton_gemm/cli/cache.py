@@ -19,10 +19,7 @@ from ..tables.files import Table
 from ..tables.records import Entry, plain
 from . import output, words
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="List, show, share and check tables of measured choices.",
-)
+app = typer.Typer(no_args_is_help=True)
 
 # Tables, by file why they are not all that is there, and the GPU that they are of.
 _Shown = tuple[Sequence[tuple[str, Table]], dict[str, str], DeviceInfo]

@@ -13,10 +13,7 @@ import typer
 from . import output
 
 ROOT = Path(__file__).parents[2]  # of a clone
-WHAT = {
-    "triton_gemm.ladder": "Run a rung of the ladder: the same as `python -m triton_gemm.ladder`.",
-    "perf.bench": "Measure suites of shapes against cuBLAS: the same as `python -m perf.bench`.",
-}
+MODULES = ("triton_gemm.ladder", "perf.bench")
 
 
 def _passed_on(module: str) -> Callable[[typer.Context], None]:
@@ -29,10 +26,9 @@ def _passed_on(module: str) -> Callable[[typer.Context], None]:
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, "-m", module, *context.args], environment)
 
-    run.__doc__ = WHAT[module]
     return run
 
 
 def commands() -> dict[str, Callable[[typer.Context], None]]:
     """By name."""
-    return {module.rpartition(".")[2]: _passed_on(module) for module in WHAT}
+    return {module.rpartition(".")[2]: _passed_on(module) for module in MODULES}
