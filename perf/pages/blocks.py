@@ -20,6 +20,7 @@ from perf.ladder.rungs_and_twins import MODES
 from perf.measure import environment
 from perf.measure.providers import CUBLAS
 from perf.models import tables as model_tables
+from perf.models.zoo import FIRST_MINUTE
 from perf.pages import architecture, exercises, rung_diff, speed_map, summary
 from perf.pages.results import KINDS, Results
 from triton_gemm.ladder import LADDER, Rung
@@ -239,8 +240,25 @@ def _tf32(record: Record) -> str:
 
 def _summary(results: Results, folder: Path) -> str:
     """README's table: of a torch and Triton that pip gives, if there is one, and then of the H100."""
-    groups = sorted(_sweeps_of_gpus(results), key=lambda sweeps: _order(sweeps[0]["environment"]))
-    return _speeds(groups[:1], summary.SUITES, folder)
+    return _speeds(_first(results), summary.SUITES, folder, short=True)
+
+
+def _first(results: Results) -> list[list[Sweep]]:
+    return sorted(_sweeps_of_gpus(results), key=lambda sweeps: _order(sweeps[0]["environment"]))[:1]
+
+
+def _glance(results: Results, folder: Path) -> str:
+    """README's first figures, of the sweeps of its table."""
+    models = sorted(results.others.get("models", []), key=lambda record: _order(record["environment"]))[:1]
+    minutes = {
+        record["environment"]["triton"]: {
+            name.partition(",")[0]: case["ratio"]["median"]
+            for name, case in record["cases"].items()
+            if name.endswith(FIRST_MINUTE) and "ratio" in case
+        }
+        for record in models
+    }
+    return "".join(summary.glance(sweeps, minutes) for sweeps in _first(results)) or bench_tables.NOTHING
 
 
 def _order(made: dict[str, Any]) -> tuple[bool, bool]:
@@ -256,20 +274,22 @@ def _sweeps_of_gpus(results: Results) -> list[list[Sweep]]:
     return [sweeps for _, sweeps in bench_tables.by_place(results.sweeps)]
 
 
-def _speeds(groups: Sequence[Sequence[Sweep]], suites: Mapping[str, str], folder: Path) -> str:
+def _speeds(groups: Sequence[Sequence[Sweep]], suites: Mapping[str, str], folder: Path, short: bool = False) -> str:
     def link(made: dict[str, Any]) -> str:
         return _link(bench_tables.page_of(environment.RESULTS, made), folder)
 
-    tables = [summary.speed(sweeps, suites, link) for sweeps in groups]
+    tables = [summary.speed(sweeps, suites, link, short) for sweeps in groups]
     return "\n\n".join(tables) or bench_tables.NOTHING
 
 
-def _maps(results: Results, folder: Path) -> str:
-    """Where it is faster, a picture for each GPU."""
+def _maps(results: Results, folder: Path, most: int = 0) -> str:
+    """Where it is faster, a picture for each GPU, or for the last of them."""
     parts = []
-    for sweep in filter(None, map(speed_map.listed, _sweeps_of_gpus(results))):
+    for sweep in [*filter(None, map(speed_map.listed, _sweeps_of_gpus(results)))][-most:]:
         file = _link(speed_map.file_of(environment.RESULTS, sweep), folder)
-        parts.append(f"![Where it is faster on {sweep['environment']['gpu']}]({file})\n\n{speed_map.caption(sweep)}")
+        parts.append(
+            f"![Where it is faster on {sweep['environment']['gpu']}]({file})\n\n{speed_map.caption(sweep, not most)}"
+        )
     return "\n\n".join(parts) or bench_tables.NOTHING
 
 
@@ -332,6 +352,7 @@ BLOCKS: dict[str, Block] = {
     ),
     "climb": lambda results, _: summary.climb(results.latest) if results.latest else NOTHING,
     "summary": _summary,
+    "glance": _glance,
     "rungs": _rungs,
     "exercises": lambda _, folder: exercises.table(folder),
     "grouping": _of_main(_grouping),
@@ -348,7 +369,8 @@ BLOCKS: dict[str, Block] = {
     "tf32": _of_main(_tf32),
     **{f"sweep-{mode}": _picture_of_main(f"sweep-{mode}.png", "TFLOPS against size") for mode in MODES},
     "gpus": _gpus,
-    "map": _maps,
+    "maps": _maps,
+    "map": partial(_maps, most=1),
     "bench": _bench,
     "host": lambda results, folder: bench_tables.calls(results.calls),
     "precision-picture": _precision_picture,

@@ -94,11 +94,12 @@ def _text(x: float, y: float, words: str, anchor: str = "", more: str = "", fill
     return f'<text x="{x:g}" y="{y:g}"{place} fill="{fill}"{more and " " + more}>{escape(words)}</text>'
 
 
-def caption(sweep: Sweep) -> str:
-    """What the map shows, and how many of its products are faster, in words."""
+def caption(sweep: Sweep, dated: bool = True) -> str:
+    """What the map shows, and how many of its products are faster, in words. dated: whether it says at which commit."""
     known = [ratio for ratio in _ratios(sweep).values() if ratio is not None]
     faster, slower = sum(ratio >= EQUAL for ratio in known), sum(ratio < 1 / EQUAL for ratio in known)
+    date = f" {bench_tables.origin([sweep])}" if dated else ""
     return (
         f"{bench_tables.where(sweep)}: of {len(known)} GEMMs triton_gemm is faster on {faster}, torch on {slower}; the "
-        f"others are within 2 %. {bench_tables.origin([sweep])}"
+        f"others are within 2 %.{date}"
     )

@@ -54,7 +54,20 @@ VARIANTS = {
     "fp8-fast-rows": "as fp8-rows, fast accumulation",
 }
 BY_LAYOUT = ("int8",)
-COLUMNS = ("torch's time over ours", "mean, unseen shapes", "worst", "where")
+# README's first figures, in as few words.
+GLANCE = {
+    "odd": "rows that are not 16-byte aligned",
+    "bf16x6": 'fp32 by `precision="bf16x6"`',
+    "int8 nt": "int8 linear layers",
+    "decode": "up to 64 rows",
+    "prefill": "100 to 1000 rows",
+    "mid": "medium sizes",
+    "square": "M = N = K",
+    "fp8": "fp8",
+    "fp64": "fp64",
+}
+EVEN = 1.05  # means between 1 / EVEN and EVEN count as even
+COLUMNS = ("mean", "worst", "where")
 
 
 @dataclass
@@ -63,6 +76,7 @@ class _Row:
 
     ratios: dict[tuple[int | None, str], float] = field(default_factory=dict)
     missing: int = 0  # shapes that were not timed
+    sweeps: list[Sweep] = field(default_factory=list)
 
     def mean(self, unseen: bool) -> float | None:
         """The geometric mean over listed or unseen shapes; None where there are none."""
@@ -75,31 +89,60 @@ class _Row:
         return self.mean(unseen=True) or self.mean(unseen=False) or 0.0
 
     def cells(self, words: str) -> list[Cell]:
-        """Of COLUMNS."""
-        listed = "" if self.mean(unseen=True) else " (listed)"
+        """Words, and those of COLUMNS."""
         worst = min(self.ratios, key=self.ratios.__getitem__)
         words += f" ({self.missing} not timed)" if self.missing else ""
-        return [words, f"{self.speed:.2f}{listed}", f"{self.ratios[worst]:.2f}", worst[1]]
+        return [words, f"{self.speed:.2f}", f"{self.ratios[worst]:.2f}", worst[1]]
 
 
-def speed(sweeps: Sequence[Sweep], words: Mapping[str, str], link: Callable[[dict[str, Any]], str]) -> str:
-    """A row for each suite of one GPU that `words` names, the fastest first, below what was measured.
+def speed(
+    sweeps: Sequence[Sweep], words: Mapping[str, str], link: Callable[[dict[str, Any]], str], short: bool = False
+) -> str:
+    """A row for each suite of one GPU that `words` names, the fastest first, below what was measured: a table of those
+    with unseen shapes, and one of the others.
 
-    `link` gives the address of an environment's page.
+    `link` gives the address of an environment's page. short: without the others, and the commits.
     """
+    rows = _rows(sweeps, {name: f"`{name}`: {text}" for name, text in words.items()})
+    tables: list[str] = []
+    for kind in ("unseen", "listed"):
+        of = [(name, row) for name, row in rows.items() if (row.mean(unseen=True) is None) == (kind == "listed")]
+        if of and not (short and tables):
+            columns = (f"torch's time over ours, {kind} shapes", *COLUMNS)
+            tables.append(formats.table(columns, (row.cells(name) for name, row in of)))
+    made = "; ".join(dict.fromkeys(map(where, sweeps)))
+    date = f" {origin(sweep for row in rows.values() for sweep in row.sweeps)}" if not short else ""
+    return "\n\n".join([f"{made}: [every suite and shape]({link(sweeps[0]['environment'])}).{date}", *tables])
+
+
+def glance(sweeps: Sequence[Sweep], minutes: Mapping[str, Mapping[str, float]]) -> str:
+    """Where it is faster, even and slower than torch on one GPU, of GLANCE; and by version of Triton which share of
+    torch's tokens models make in the first minute of a process."""
+    kinds = "faster", f"even, to {100 * (EVEN - 1):.0f} %", "slower"
+    found: dict[tuple[str, bool], list[str]] = {}  # by that, and by whether shapes are unseen
+    for name, row in _rows(sweeps, GLANCE).items():
+        kind = kinds[0 if row.speed > EVEN else 2 if row.speed < 1 / EVEN else 1]
+        found.setdefault((kind, row.mean(unseen=True) is not None), []).append(f"{name} {row.speed:.2f}")
+    cells = ([kind, *(", ".join(found.get((kind, unseen), [])) for unseen in (True, False))] for kind in kinds)
+    table = formats.table(("torch's time over ours, means", "unseen shapes", "listed shapes"), cells)
+    for triton, shares in minutes.items():
+        each = ", ".join(f"{model} {share:.2f}" for model, share in shares.items())
+        table += f"\n\nIn the first minute of a process, with Triton {triton}, of torch's tokens: {each}."
+    return f"One {where(sweeps[0])}:\n\n{table}"
+
+
+def _rows(sweeps: Sequence[Sweep], words: Mapping[str, str]) -> dict[str, _Row]:
+    """The suites that `words` names, by these words, the fastest first."""
     rows: dict[str, _Row] = {}
-    used: list[Sweep] = []
     for sweep in sweeps:
         for name, score in _named(sweep):
             if name in words:
                 dtype = ", fp16" if sweep["dtype"] == "fp16" else ""
-                row = rows.setdefault(f"`{name}`: {words[name]}{dtype}", _Row())
+                row = rows.setdefault(f"{words[name]}{dtype}", _Row())
                 row.ratios |= {(sweep.get("unseen"), key): ratio for key, ratio in score.ratios.items()}
                 row.missing += score.missing
-                used.append(sweep)
-    table = formats.table(COLUMNS, (row.cells(name) for name, row in sorted(rows.items(), key=lambda x: -x[1].speed)))
-    made = "; ".join(dict.fromkeys(map(where, sweeps)))
-    return f"{made}: [every suite and shape]({link(sweeps[0]['environment'])}). {origin(used)}\n\n{table}"
+                row.sweeps.append(sweep)
+    return dict(sorted(rows.items(), key=lambda x: -x[1].speed))
 
 
 def _named(sweep: Sweep) -> Iterator[tuple[str, Score]]:

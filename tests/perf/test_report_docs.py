@@ -126,26 +126,56 @@ def made_up_sweeps() -> list[Sweep]:
     ]
 
 
-def test_suites_are_sorted_by_unseen_shapes_and_int8_is_split_by_layout() -> None:
+def test_suites_are_sorted_by_speed_in_tables_of_unseen_and_listed_shapes() -> None:
+    """int8 by layout. README has the first table alone, without dates."""
     mid, decode = summary.SUITES["mid"], summary.SUITES["decode"]
-    assert block("summary", Results([], made_up_sweeps())).splitlines()[1:-1] == [
-        "Made-up GPU, torch 2.11.0, Triton 3.6.0, CUDA 13.0: [every suite and shape]"
-        f"(made-up-gpu/bench/3.6.0/README.md). Commit `abc1234`{environment.CHANGED}.",
+    made = "Made-up GPU, torch 2.11.0, Triton 3.6.0, CUDA 13.0: [every suite and shape]"
+    made += "(made-up-gpu/bench/3.6.0/README.md)."
+    unseen = [
         "",
-        f"| {' | '.join(summary.COLUMNS)} |",
+        f"| torch's time over ours, unseen shapes | {' | '.join(summary.COLUMNS)} |",
         "| :-- | --: | --: | --: |",
-        f"| `int8 nn`: {summary.SUITES['int8 nn']} | 8.00 (listed) | 8.00 | 1024x1024x1024 nn |",
-        f"| `int8 nt`: {summary.SUITES['int8 nt']} | 2.00 (listed) | 2.00 | 1024x1024x1024 nt |",
-        f"| `decode`: {decode} | 1.25 (listed) | 1.25 | {keys('decode', 1)[0]} |",
         f"| `mid`: {mid} (1 not timed) | 1.00 | 0.50 | {keys('mid', 1)[0]} |",
     ]
+    assert block("summary", Results([], made_up_sweeps())).splitlines()[1:-1] == [made, *unseen]
+    assert block("bench", Results([], made_up_sweeps())).splitlines()[1:-1] == [
+        f"{made} Commit `abc1234`{environment.CHANGED}.",
+        *unseen,
+        "",
+        f"| torch's time over ours, listed shapes | {' | '.join(summary.COLUMNS)} |",
+        "| :-- | --: | --: | --: |",
+        f"| `fp8-fast`: {summary.VARIANTS['fp8-fast']} | 9.00 | 9.00 | {keys('fp8-fast', 1)[0]} |",
+        f"| `int8 nn`: {summary.SUITES['int8 nn']} | 8.00 | 8.00 | 1024x1024x1024 nn |",
+        f"| `int8 nt`: {summary.SUITES['int8 nt']} | 2.00 | 2.00 | 1024x1024x1024 nt |",
+        f"| `decode`: {decode} | 1.25 | 1.25 | {keys('decode', 1)[0]} |",
+    ]
+
+
+def test_the_first_figures_are_faster_even_or_slower_as_they_are_measured() -> None:
+    sweeps = [
+        *made_up_sweeps(),
+        made_up_sweep("fp64", {keys("fp64", 1)[0]: 0.952}),
+        made_up_sweep("fp8", {keys("fp8", 1)[0]: 0.953}),
+    ]
+    cases = {"llama-1b, first minute": {"ratio": {"median": 0.8}}, "llama-1b, forward": {"ratio": {"median": 1.0}}}
+    cases["mixtral-8x7b, first minute"] = {"failed": "no memory"}  # type: ignore[dict-item]
+    models = [{"environment": {**SURROUNDINGS, "triton": triton}, "cases": cases} for triton in ("3.9.0", "3.6.0")]
+    assert block("glance", Results([], sweeps, {"models": models})).splitlines()[5:-1] == [
+        "| faster |  | int8 linear layers 2.00, up to 64 rows 1.25 |",
+        "| even, to 5 % | medium sizes 1.00 | fp8 0.95 |",
+        "| slower |  | fp64 0.95 |",
+        "",
+        "In the first minute of a process, with Triton 3.6.0, of torch's tokens: llama-1b 0.80.",
+    ]
+    assert summary.GLANCE.keys() <= summary.SUITES.keys()
+    assert len((pages.ROOT / "README.md").read_text().splitlines()) <= 130
 
 
 def test_other_dtypes_have_a_row_of_their_own() -> None:
     sweeps = [made_up_sweep("square", {keys("square", 1)[0]: 1.5}, dtype=dtype) for dtype in ("bf16", "fp16")]
     found = block("summary", Results([], sweeps))
     words = f"| `square`: {summary.SUITES['square']}"
-    assert f"{words} | 1.50 (listed) |" in found and f"{words}, fp16 | 1.50 (listed) |" in found
+    assert f"{words} | 1.50 |" in found and f"{words}, fp16 | 1.50 |" in found
 
 
 def test_readme_shows_one_gpu_by_its_newest_triton_and_the_other_page_all(tmp_path: Path) -> None:
@@ -162,7 +192,7 @@ def test_readme_shows_one_gpu_by_its_newest_triton_and_the_other_page_all(tmp_pa
     assert shown == [gpus[1]]
     every = block("bench", Results.read(tmp_path))
     assert [every.count(gpu) for gpu in gpus] == [1, 1] and "3.7.1" not in every
-    assert every.count(f": {summary.VARIANTS['fp8-fast']} | 9.00 (listed) |") == 2
+    assert every.count(f": {summary.VARIANTS['fp8-fast']} | 9.00 |") == 2
 
 
 def test_every_suite_has_words() -> None:
@@ -181,7 +211,7 @@ def test_the_map_has_each_ratio_once_for_each_weight_that_models_have(tmp_path: 
     cells = re.findall(r'width="53"[^/]*fill="([^"]*)"[^>]*>(?:<text[^>]*>([^<]*))?', speed_map.picture(shown))
     weights = [("#1f5f99", "1.30"), ("#b35806", "0.50"), ("#eeeeee", "1.01")]
     assert cells == [*weights, *weights, ("none", ""), ("none", ""), ("none", "")]  # of two models, and DeepSeek's
-    found = block("map", Results([], sweeps))
+    found = block("maps", Results([], sweeps))
     assert "(made-up-gpu/bench/3.6.0/map.svg)" in found
     versions = f"torch {SURROUNDINGS['torch']}, Triton 3.6.0, CUDA {SURROUNDINGS['cuda']}"
     assert f"{versions}: of 3 GEMMs triton_gemm is faster on 1, torch on 1; the others are within 2 %" in found
