@@ -47,6 +47,26 @@ class Linear(torch.nn.Linear):
         arguments.flag("Linear", "batch_invariant", batch_invariant, or_none=True)
         self.activation, self.precision, self.batch_invariant = activation, precision, batch_invariant
 
+    @classmethod
+    def from_torch(cls, module: torch.nn.Linear, **how: Any) -> Linear:
+        """One with the parameters of a `torch.nn.Linear`, which they share. Hooks and parametrizations stay behind.
+
+        Args:
+            module: The layer that it takes the place of.
+            how: `activation`, `precision` and `batch_invariant`.
+
+        Raises:
+            TypeError: Another module, or one whose class has a `forward` of its own.
+            ValueError: An activation or a precision that does not fit.
+        """
+        arguments.instance("from_torch", "module", module, torch.nn.Linear)
+        if type(module).forward not in (torch.nn.Linear.forward, cls.forward):
+            raise TypeError(f"from_torch(): {type(module).__name__} has a forward of its own")
+        bias, dtype = module.bias is not None, module.weight.dtype
+        found = cls(module.in_features, module.out_features, bias, "meta", dtype, **how)
+        found.weight, found.bias = module.weight, module.bias
+        return found.train(module.training)
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         precision, invariant = self.precision, self.batch_invariant
         return api.linear(

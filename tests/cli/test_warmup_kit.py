@@ -266,6 +266,8 @@ def test_doctor_knows_the_package_s_kit(file: Path, monkeypatch: pytest.MonkeyPa
     use("1", monkeypatch)
     monkeypatch.setattr(storage, "compiles_anew", lambda: True)
     assert finding() == ("good", "all kernels are compiled: Triton's settings say so", "")
+    monkeypatch.setattr(storage, "INTERPRETED", True)
+    assert finding() == ("good", "no kit is used: Triton's interpreter runs kernels", "")
 
 
 @pytest.mark.parametrize(

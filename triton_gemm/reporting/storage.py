@@ -16,7 +16,7 @@ import triton
 
 from .. import tables
 from ..calibration import kept
-from ..compat import cache_folder, compiles_anew
+from ..compat import INTERPRETED, cache_folder, compiles_anew
 from ..hardware.device import DeviceInfo, architecture
 from ..runtime import kit, kit_build, kits, native_file
 
@@ -40,6 +40,9 @@ def caches() -> Found:
 
 def machine_code(devices: tuple[DeviceInfo, ...]) -> Found:
     """Kits, which need no compiler, and whether these GPUs use them; without a GPU those that kits are for."""
+    if INTERPRETED:
+        yield "good", "no kit is used: Triton's interpreter runs kernels"
+        return
     if (given := native_file.setting(kits.VARIABLE)) == "0" or compiles_anew():
         why = f"{kits.VARIABLE} is 0" if given == "0" else "Triton's settings say so"
         yield "good", f"all kernels are compiled: {why}"
