@@ -136,7 +136,7 @@ bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='squa
 	@'$(PY)' -m perf.bench $(or $(ARGS),all)
 
 explore: $(READY) ## write two pages to play with: what tiles cost on six GPUs, and a guess against the cost model
-	$(call need,torch triton)
+	$(call need,torch triton rich matplotlib)
 	@'$(PY)' -m perf.ladder.explorer $(ARGS)
 	@'$(PY)' -m perf.ladder.picker
 

@@ -181,7 +181,10 @@ def explored() -> Explored:
         rung = RUNGS[kernel]
         if device.capability not in rung.capabilities:
             return f"{kernel} is for {' and '.join(map(architecture, rung.capabilities))}"
-        return rung.illegal(of_rung(kernel, *choices), device, rung.dtypes[0]) or ""
+        why = rung.illegal(of_rung(kernel, *choices), device, rung.dtypes[0]) or ""
+        if "bytes of shared memory" in why and shared(kernel, gpu, *choices) <= device.shared_memory:
+            return why.replace("needs", "may need up to") + ", and the ladder refuses it"
+        return why
 
     @cache
     def registers(kernel: str, gpu: str, *choices: int) -> tuple[int, str]:
