@@ -71,6 +71,7 @@ UNSEEN = {
     "mistral-small-24b": ((4096, 5120), (1024, 5120), (5120, 4096), (32768, 5120), (5120, 32768)),
 }
 MODES = {"bf16": 1.0, "fp16": 0.5, "tf32": 0.1, "ieee": 0.05, "bf16x6": 0.02, "fp8": 0.05, "fp8 fast": 0.1}
+MODES |= {"fp64": 0.05}
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LISTED, FORWARD, BACKWARD, OTHERS = 4.0, 3.0, 1.5, 1.0  # weights of one GEMM
 # What a layer adds to its product, and how often.

@@ -12,7 +12,7 @@ import torch
 from tests.support import gluon_on_cpu, planted_bugs
 from tests.support.address_recorder import Draw, handed_on, operands_of, simulated
 from triton_gemm.hardware.device import device_of_capability
-from triton_gemm.kernels import fma, skinny
+from triton_gemm.kernels import fma, mma_fp64, skinny
 from triton_gemm.problem import GemmProblem
 
 DEVICE = device_of_capability((9, 0))
@@ -51,7 +51,18 @@ def of_fma(module: SimpleNamespace, draw: Draw) -> None:
     run(module, problem, config, draw.choice([1, 1, 2, 3]), a, b, c)
 
 
+def of_mma_fp64(module: SimpleNamespace, draw: Draw) -> None:
+    """Operands of any strides."""
+    config = mma_fp64.CONFIGS[-1]
+    sizes = draw.near(config.BLOCK_M, 2), draw.near(config.BLOCK_N, 2), draw.near(config.BLOCK_K, 4)
+    a, b, c = draw.product(torch.float64, sizes)
+    problem = GemmProblem.of(a, b, c, has_beta=draw.random() < 0.3, bias=draw.choice([None, "m", "n"]))
+    assert mma_fp64.illegal(problem, DEVICE, config) is None
+    run(module, problem, config, 1, a, b, c)
+
+
 KERNELS: dict[str, Callable[[SimpleNamespace, Draw], None]] = {"skinny": of_skinny, "fma": of_fma}
+KERNELS["mma_fp64"] = of_mma_fp64
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -92,6 +103,9 @@ BUGS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "fma-parts-share-a-block": ("fma", (("tile * SPLIT_K + part, rows", "tile * SPLIT_K, rows"),)),
     "fma-squares-overlap": ("fma", (("rows // 16 * 32", "rows // 16 * 16"),)),
     "fma-batches-begin-by-rows": ("fma", (("whole(stride_bz, VECTOR)", "whole(stride_bk, VECTOR)"),)),
+    "mma_fp64-k-tail-not-masked": ("mma_fp64", (("k < whole(left, VECTOR if UNIT == 1 else 1)", "k >= 0"),)),
+    "mma_fp64-edge-not-masked": ("mma_fp64", (("places(a_m, a_k, M - m,", "places(a_m, a_k, M,"),)),
+    "mma_fp64-batches-begin-by-rows": ("mma_fp64", (("whole(stride_bz, B_VECTOR)", "whole(stride_bk, B_VECTOR)"),)),
 }
 
 

@@ -89,6 +89,8 @@ class Group:
 
 
 KERNELS = ("portable/*", "gemv", "skinny", "fma", "repack", "reduction", "tiles", "epilogue", "groups", "schedule")
+KERNELS += ("mma_fp64",)
+SIMULATED = ("skinny", "fma", "mma_fp64", "reduction", "scales", "schedule", "warp_specialised")
 GROUPS = (
     Group("select", ("selection/select.py",), CHOICES, ("reporting/explanation",)),
     Group(
@@ -123,7 +125,7 @@ GROUPS = (
     Group(
         "kernels",
         tuple(f"kernels/{name}.py" for name in KERNELS),
-        tuple(f"kernels/{name}" for name in ("skinny", "fma", "reduction", "scales", "schedule", "warp_specialised")),
+        tuple(f"kernels/{name}" for name in SIMULATED),
         (
             *("kernels/portable", "kernels/gemv", "kernels/addresses"),
             *("functional/matmul", "functional/grouped", "functional/scaled_matmul"),

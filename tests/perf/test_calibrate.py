@@ -118,7 +118,8 @@ def test_the_models_choices_are_good(file: Path) -> None:
     if file == COMMITTED:
         assert len(chosen) > 80 and regret.rms_error(measured.shapes, model) < 0.12
     elif file == NEWEST:
-        assert len(chosen) > 250 and kernels == set(KERNELS) and model is device_model.measured()["NVIDIA H200"]
+        others = set(KERNELS) - {"mma_fp64"}  # which is newer
+        assert len(chosen) > 250 and kernels == others and model is device_model.measured()["NVIDIA H200"]
     elif file in (DRAWN, OF_WEIGHTS, CLUSTERS):
         assert sum(getattr(config, "ctas", 1) > 1 for config in configs) > len(chosen) // 4
         assert file != CLUSTERS or sum(getattr(config, "tail_n", 0) > 0 for config in configs) > len(chosen) // 8

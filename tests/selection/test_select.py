@@ -263,6 +263,7 @@ TAKEN = [
     of(131, 200, 1040, 3, has_beta=True),
     of(300, 200, 9000, dtype=torch.float32, out_dtype=torch.float32, precision="ieee"),
     along_k(300, 200, 900, dtype=torch.float32, out_dtype=torch.float32, precision="bf16x6"),
+    along_k(300, 200, 900, dtype=torch.float64, out_dtype=torch.float64, precision="fp64"),
     along_k(128, 256, 512, dtype=torch.int8, out_dtype=torch.int32, precision="int8"),
     along_k(128, 256, 512, dtype=torch.float8_e4m3fn, precision="fp8", scales="blocks"),
     of(512, 1024, 2048, 8, a=Layout((0, 2048, 1)), c=Layout((0, 1024, 1)), groups="m"),
@@ -275,7 +276,7 @@ FIGURES = st.sampled_from([1, 2, 3, 4, 8, 12, 16, 32, 64, 96, 128, 160, 192, 256
 @given(st.data())
 def test_what_is_legal_can_be_launched(name: str, data: st.DataObject) -> None:
     """Some figures of a candidate are others: where the kernel does not say why it cannot run, it says what it runs."""
-    device = data.draw(st.sampled_from([HOPPER] if name == "warp_specialised" else DEVICES))
+    device = data.draw(st.sampled_from([HOPPER] if name in ("warp_specialised", "mma_fp64") else DEVICES))
     problem = data.draw(st.sampled_from([one for one in TAKEN if any(kernels.named(name).candidates(one, device))]))
     _, algorithm = data.draw(st.sampled_from(list(kernels.named(name).candidates(problem, device))))
     config, work = algorithm.config, algorithm.work
@@ -299,6 +300,8 @@ NO_TILES = [
     ("fma", (128, 32, 16, 2, 3), "no tile 128x32 of 2 warps"),
     ("fma", (256, 256, 16, 32, 2), "no tile 256x256 of 32 warps"),
     ("fma", (64, 64, 16, 2, 1), "two stages"),
+    ("mma_fp64", (64, 64, 16, 8, 3), "no tile 64x64x16"),
+    ("mma_fp64", (64, 64, 8, 2, 1), "two stages"),
 ]
 
 
@@ -609,7 +612,7 @@ def test_each_mode_runs_on_the_portable_kernel_where_the_hardware_has_it(mode: s
 
 @pytest.mark.parametrize("mode", MODES)
 def test_each_mode_runs_on_hopper(mode: str) -> None:
-    expected = {"ieee": ("fma", "portable"), "fp64": ("portable",)}.get(mode, ("warp_specialised",))
+    expected = {"ieee": ("fma", "portable"), "fp64": ("mma_fp64",)}.get(mode, ("warp_specialised",))
     assert select(in_mode(mode), HOPPER).kernel in expected
     assert select(in_mode(mode, K=0), HOPPER).kernel in ("portable", "gemv")
 

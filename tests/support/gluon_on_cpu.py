@@ -39,7 +39,7 @@ KERNELS = Path(triton_gemm.kernels.__file__ or "").parent
 WARP = 32
 # Modules and packages of triton_gemm.kernels that run here.
 SIMULATED = ("epilogue", "fma", "groups", "portable", "programmatic", "reduction", "schedule", "skinny", "splitk")
-SIMULATED += ("tiles", "warp_specialised")
+SIMULATED += ("mma_fp64", "tiles", "warp_specialised")
 
 
 class DeadlockError(Exception):
@@ -230,8 +230,8 @@ def _operators() -> None:
         if hasattr(torch.Tensor, f"__r{name}__"):
 
             def backward(self: Tensor, other: Any, method: str = method) -> Tensor:
-                other = torch.as_tensor(other)
-                x = other if other.is_floating_point() else other.to(self.data.dtype)
+                of_self = self.data.is_floating_point() or not isinstance(other, float)
+                x = torch.as_tensor(other, dtype=self.data.dtype if of_self else None)
                 return Tensor(getattr(x, method)(self.data))
 
             setattr(Tensor, f"__r{name}__", backward)
@@ -318,8 +318,8 @@ class Shared:
         assert 0 <= i < self.shape[0], "no such buffer"
         return Shared(self.values[i])
 
-    def slice(self, start: int, length: int) -> Shared:
-        return Shared(self.values[start : start + length])
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.values.narrow(dim, start, length))
 
     def reshape(self, shape: tuple[int, ...]) -> Shared:
         return Shared(self.values.view(shape))
@@ -332,8 +332,9 @@ class Shared:
         return Tensor(self.values.clone())
 
     def extent(self) -> range:
-        """Where it lies, if its elements do so together."""
-        return range(self.values.data_ptr(), self.values.data_ptr() + self.values.numel() * self.values.itemsize)
+        """Where it lies, from its first element to its last."""
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.values.stride(), strict=True))
+        return range(self.values.data_ptr(), self.values.data_ptr() + (last + 1) * self.values.itemsize)
 
     def store(self, x: Tensor) -> None:
         assert tuple(x.shape) == tuple(self.shape)
@@ -788,8 +789,17 @@ PTX = {"fma.rn.f32": lambda a, b, c: (a.double() * b.double() + c.double()).floa
 def inline_asm_elementwise(
     asm: str, constraints: str, args: Sequence[Any], dtype: torch.dtype, is_pure: bool, pack: int
 ) -> Tensor:
+    if asm.startswith("mma"):
+        return mma_by_element(*(x.data for x in args))
     operands = torch.broadcast_tensors(*(whole(x) for x in args))
     return Tensor(PTX[opcode_of(asm, len(args), pack)](*operands))
+
+
+def mma_by_element(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor) -> Tensor:
+    """`mma_fp64`'s products, whose registers `test_mma_fp64` follows: fragments [m / 8, 8, 1, k, 1] and
+    [1, 8, n / 8, k, 1] of operands, and sums [m / 8, 8, n / 8, 4, 2]."""
+    products = torch.einsum("irk,cjk->irjc", a[:, :, 0, :, 0], b[0, ..., 0])
+    return Tensor(acc + products.reshape(acc.shape))
 
 
 @cache
@@ -844,6 +854,7 @@ def language() -> SimpleNamespace:
         to_tensor=lambda x: Tensor(whole(x)),
         abs=lambda x: Tensor(x.data.abs()),
         exp=lambda x: Tensor(x.data.exp()),
+        erf=lambda x: Tensor(x.data.erf()),
         sum=lambda x, axis: Tensor(x.data.sum(axis)),
         convert_layout=lambda x, layout, assert_trivial=False: x,
         join=lambda x, y: Tensor(torch.stack((x.data, y.data), -1)),
@@ -908,7 +919,8 @@ class Numbers(ast.NodeTransformer):
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         for function in node.body:
-            if isinstance(function, ast.FunctionDef) and function.decorator_list:
+            decorators = getattr(function, "decorator_list", [])
+            if isinstance(function, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in decorators):
                 self.generic_visit(function)
         return node
 

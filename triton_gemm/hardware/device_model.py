@@ -108,6 +108,7 @@ def _scaled(kernels: Mapping[str, Mapping[str, Any]], device: DeviceInfo, here: 
         same = device.capability == here.capability
         products[name] = [x * peak / before for x in fitted] if same else [peak, peak / 4] if peak else fitted
     found["portable"]["products"] = products
+    found["mma_fp64"]["products"] *= rate(device, "fp64") / rate(here, "fp64")
     return found
 
 

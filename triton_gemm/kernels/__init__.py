@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ..hardware.device import DeviceInfo
     from ..hardware.device_model import DeviceModel
     from ..problem import GemmProblem
-    from . import fma, gemv, portable, repack, skinny, warp_specialised
+    from . import fma, gemv, mma_fp64, portable, repack, skinny, warp_specialised
     from .candidate import Candidate
     from .launch import Launch
 
 # Of candidates that are predicted to take the same time the first is chosen.
-KERNELS = ("warp_specialised", "skinny", "gemv", "fma", "portable")
+KERNELS = ("warp_specialised", "skinny", "gemv", "fma", "mma_fp64", "portable")
 
-__all__ = ["KERNELS", "Kernel", "fma", "gemv", "named", "portable", "repack", "skinny", "warp_specialised"]
+__all__ = ["KERNELS", "Kernel", "fma", "gemv", "mma_fp64", "named", "portable", "repack", "skinny", "warp_specialised"]
 
 
 class Kernel(Protocol):
@@ -71,4 +71,4 @@ def __getattr__(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:  # a module that lacks something is a type error here
-    _KERNELS: tuple[Kernel, ...] = (fma, gemv, portable, skinny, warp_specialised)
+    _KERNELS: tuple[Kernel, ...] = (fma, gemv, mma_fp64, portable, skinny, warp_specialised)

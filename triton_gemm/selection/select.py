@@ -63,7 +63,8 @@ class Selection:
     @property
     def kernel(self) -> str:
         """ "warp_specialised" (Hopper's tensor cores, fed by TMA), "portable" (tensor cores, any operands), "fma" (IEEE
-        fp32 on CUDA cores), "skinny" or "gemv" (a few rows or columns); docs/kernels.md has what they do."""
+        fp32 on CUDA cores), "mma_fp64" (fp64 on Hopper's tensor cores), "skinny" or "gemv" (a few rows or columns);
+        docs/kernels.md has what they do."""
         return self.algorithm.kernel
 
     @property
@@ -187,12 +188,17 @@ def illegal(problem: GemmProblem, device: DeviceInfo, candidate: Candidate) -> s
     return why or kernels.repack.illegal(problem, how.packed)
 
 
+def _is_hopper(device: DeviceInfo) -> bool:
+    return device.capability == (9, 0) and device != INTERPRETER
+
+
 # Kernels that are legal for some problems or GPUs alone: the others need not import them.
 _LEGAL: dict[str, Callable[[GemmProblem, DeviceInfo], bool]] = {
-    "warp_specialised": lambda _, device: device.capability == (9, 0) and device != INTERPRETER,
+    "warp_specialised": lambda _, device: _is_hopper(device),
     "skinny": lambda problem, _: min(problem.M, problem.N) <= FEW_ROWS,
     "gemv": lambda problem, _: min(problem.M, problem.N) <= FEW_ROWS,
     "fma": lambda problem, _: problem.dtype == torch.float32,
+    "mma_fp64": lambda problem, device: problem.dtype == torch.float64 and _is_hopper(device),
 }
 
 
