@@ -10,12 +10,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from .driver import call, ensure_context
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered by the default stream
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 OF_STREAMS = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, which nodes have not
 
@@ -113,6 +115,15 @@ def allow_during_captures() -> None:
     """Allows to this thread from now on what captures of other threads forbid, as loading kernels. Whoever calls it
     captures nothing itself."""
     call("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(RELAXED)))
+
+
+@cache
+def own_stream(device: int) -> int:
+    """A stream of this package alone: one of torch's may be any thread's, which may capture on it."""
+    made = ctypes.c_void_p()
+    with _relaxed():
+        call("cuStreamCreate", ctypes.byref(made), ctypes.c_uint(NON_BLOCKING))
+    return made.value or 0
 
 
 @contextmanager
