@@ -1,5 +1,6 @@
 """Matrix multiplication for PyTorch, written in Triton."""
 
+from . import learning as learning
 from . import nn as nn
 from .arithmetic import Precision
 from .calibration import calibrate

@@ -195,7 +195,7 @@ OF_KINDS = {
     "added": "addmm.input baddbmm.input bias residual gate_bias",
     "dtype": "out_dtype dtype",
     "number": "alpha beta",
-    "flag": "batch_invariant use_fast_accum enabled parts reset resume keep required prepare.bias",
+    "flag": "batch_invariant use_fast_accum enabled parts reset resume keep required learn prepare.bias",
     "word": "precision activation name bits measure layout group_dim first_calls",
     "size": "M N K batch groups repeat least_rows workers",
     "torch's": "nn.Linear.in_features nn.Linear.out_features nn.Linear.device",

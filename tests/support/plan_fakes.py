@@ -16,7 +16,7 @@ class FakePlan:
     """Multiplies bf16 matrices by torch, and takes others' products for zeros; `made` notes all."""
 
     made: list[FakePlan]
-    index, compiled = 0, False
+    index, compiled, instead = 0, False, None
 
     def __init__(self, problem: GemmProblem, selection: Selection, device: torch.device, *_: object) -> None:
         self.problem, self.selection = problem, selection

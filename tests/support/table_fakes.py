@@ -76,6 +76,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def read_environment_again() -> None:
     policies._of_environment.cache_clear()
     policies._invariant_in_environment.cache_clear()
+    policies.learns_in_environment.cache_clear()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from ..hardware.device import DeviceInfo
 from ..problem import GemmProblem
 from ..runtime import native_file
 from ..tables import files
+from ..tables import learned as learned_tables
 from ..tables.files import Table
 from ..tables.records import Entry, plain
 from . import output, words
@@ -121,6 +122,9 @@ def show(
         for x in (x for x in rows if x.get("torch")):
             times = f"{output.us(x['torch_us'])} us of ours {output.us(x['us'])}"
             console.print(f"{x['text']}: torch is faster: {times} ({x['torch']})", soft_wrap=True)
+        for x in (x for x in rows if x.get("samples")):
+            how = "nothing was faster" if x["us"] == x["default_us"] else f"in place of {x['default']}"
+            console.print(f"{x['text']}: learned in service from {x['samples']} samples: {how}", soft_wrap=True)
         unused = [x for x in rows if not x["used"]]
         for version in sorted({str(x["triton"]) for x in unused} - {files.TRITON}):
             model = "the model chooses for these GEMMs"
@@ -249,16 +253,22 @@ def verify(device: words.Device = None, as_json: output.Json = False) -> None:
 def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     models: Annotated[bool, typer.Option("--models", help="Delete calibrated models instead of tables.")] = False,
+    learned: Annotated[bool, typer.Option("--learned", help="Delete only what was learned in service.")] = False,
     as_json: output.Json = False,
 ) -> None:
-    """Delete your own tables and tuning's notes, of all GPUs, and built extensions; or your calibrated models.
+    """Delete your own tables and tuning's notes, of all GPUs, and built extensions; or your calibrated models; or what
+    was learned in service.
 
     It asks first.
     """
+    if models and learned:
+        raise output.wrong_call("--models and --learned do not go together")
     where, delete = (kept.folder(), kept.clear) if models else (tables.folder(), tables.clear)
     own = [] if where is None else files.names(where, "")
-    notes = [] if models else tables.notes()
-    extensions = [] if models else native_file.extensions()
+    if learned:
+        own, delete = learned_tables.names(), learned_tables.clear
+    notes = [] if models or learned else tables.notes()
+    extensions = [] if models or learned else native_file.extensions()
 
     def what(count: int) -> str:
         if models:

@@ -135,6 +135,9 @@ class FastPath:
         made = found.plan
         if made is None:
             return None, None
+        if made.instead is not None:
+            made = found.plan = made.instead
+            found.offered = False
         given = out
         if out is None:
             if made.index is not None and made.index != current_device():

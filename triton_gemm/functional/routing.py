@@ -32,7 +32,7 @@ from ..compat import (
 from ..hardware.device import INTERPRETER, device_info, has_gpu
 from ..hardware.device_model import origin
 from ..problem import SUM, Request
-from ..runtime import background, kits, plan, policies
+from ..runtime import background, kits, plan, policies, turns
 from . import matrices
 from .fast_path import FastPath, same_storage
 from .matrices import Operands
@@ -61,13 +61,14 @@ Kind = str | torch.dtype  # one of the names in ROUTED and PRODUCTS, or operands
 @dataclass(frozen=True, eq=False)  # two blocks with equal rules have one each
 class Rule:
     """What is routed: names of ROUTED and dtypes, all but those of `exclude`; where `predicate(op, a, b)`, if given.
-    first_calls: what computes while kernels are compiled. fast: the calls that were made under equal rules. owner: the
-    package that called `enable`, or None for a block's."""
+    first_calls: what computes while kernels are compiled. learn: whether kernels are raced in service. fast: the calls
+    that were made under equal rules. owner: the package that called `enable`, or None for a block's."""
 
     only: frozenset[str | torch.dtype]
     exclude: frozenset[str | torch.dtype]
     predicate: Wanted | None
     first_calls: FirstCalls
+    learn: bool = False
     fast: FastPath = field(default_factory=FastPath)
     owner: str | None = None
 
@@ -99,6 +100,7 @@ def enable(
     predicate: Wanted | None = None,
     first_calls: FirstCalls = "same bits",
     required: bool = False,
+    learn: bool | None = None,
 ) -> None:
     """Runs torch's mm, bmm, addmm and baddbmm on triton_gemm, in every thread, until `disable`.
 
@@ -116,6 +118,8 @@ def enable(
             with torch's bits. A call always waits while a CUDA graph is captured, and if nothing can be compiled in the
             background.
         required: Raise an error on a machine without a GPU. By default torch computes there, with one warning.
+        learn: Race kernels of the same bits in service, in at most 1 % of the GPU time of calls, and run calls on the
+            fastest from then on (docs/tuning.md). None: if TRITON_GEMM_LEARN is 1.
 
     Raises:
         ValueError: An unknown name, or first_calls="torch" with TRITON_GEMM_BACKGROUND=0.
@@ -123,7 +127,7 @@ def enable(
             TRITON_INTERPRET=1 was set before Python started); or first_calls="torch" under batch invariance, here and
             at every call.
     """
-    rule = replace(_rule("enable", only, exclude, predicate, first_calls, required), owner=_caller())
+    rule = replace(_rule("enable", only, exclude, predicate, first_calls, required, learn), owner=_caller())
     before = [x for x in list(_rules) if x.owner == rule.owner]
     _begin(rule)
     for one in before:
@@ -138,9 +142,11 @@ def _rule(
     predicate: Wanted | None,
     first_calls: FirstCalls,
     required: bool,
+    learn: bool | None,
 ) -> Rule:
     """A rule of the arguments of `enable` or `use`, which are checked."""
     arguments.flag(function, "required", required)
+    arguments.flag(function, "learn", learn, or_none=True)
     arguments.callback(function, "predicate", predicate, "op", "a", "b")
     arguments.one_of(function, "first_calls", first_calls, get_args(FirstCalls))
     kinds = _kinds(function, "only", only), _kinds(function, "exclude", exclude)
@@ -151,7 +157,9 @@ def _rule(
     if not (INTERPRETED or torch.cuda.device_count()):
         _without_cuda(function, required)
     # What a predicate says may differ from call to call, so that nothing is kept.
-    return Rule(*kinds, predicate, first_calls, _made_under((*kinds, first_calls) if predicate is None else None))
+    fast = _made_under((*kinds, first_calls) if predicate is None else None)
+    learns = policies.learns_in_environment() if learn is None else learn
+    return Rule(*kinds, predicate, first_calls, learns and not INTERPRETED, fast)
 
 
 def _without_cuda(function: str, required: bool) -> None:
@@ -181,6 +189,8 @@ def _begin(rule: Rule) -> None:
     if is_new and not INTERPRETED and not kits.exist():
         hash_triton_in_background()  # kernels are likely to be compiled
     _by_cpp.change(_rules, _rules.append, rule)
+    if rule.learn:
+        turns.begin()
 
 
 @lru_cache(8)  # a training loop may enter an equal rule at every step
@@ -199,6 +209,8 @@ def _end(rule: Rule) -> None:
     """Ends that rule, and no other, unless `disable` has done so."""
     with suppress(ValueError):
         _by_cpp.change(_rules, _rules.remove, rule)
+    if rule.learn:
+        turns.end()
 
 
 def _kinds(function: str, name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
@@ -229,6 +241,7 @@ def disable() -> None:
         _by_cpp.change(_rules, _rules.pop)
     except IndexError:
         raise RuntimeError("disable(): nothing is routed") from None
+    turns.end()
 
 
 @contextmanager
@@ -239,16 +252,17 @@ def use(
     predicate: Wanted | None = None,
     first_calls: FirstCalls = "same bits",
     required: bool = False,
+    learn: bool | None = None,
 ) -> Iterator[None]:
     """`enable` for a block: `with triton_gemm.use(): model(x)`.
 
     Args:
-        only, exclude, predicate, first_calls, required: As in `enable`.
+        only, exclude, predicate, first_calls, required, learn: As in `enable`.
 
     Raises:
         ValueError, RuntimeError: As `enable`.
     """
-    rule = _rule("use", only, exclude, predicate, first_calls, required)
+    rule = _rule("use", only, exclude, predicate, first_calls, required, learn)
     try:
         try:
             _begin(rule)
@@ -269,6 +283,14 @@ def nothing_routed() -> Iterator[None]:
         yield
 
 
+def _learns() -> bool:
+    """Whether a rule learns."""
+    return any(rule.learn for rule in list(_rules))
+
+
+turns.active = _learns
+
+
 def first_calls() -> FirstCalls:
     """What computes products under the innermost rule while kernels are compiled."""
     return "torch" if _rules and _rules[-1].first_calls == "torch" else "same bits"
@@ -282,7 +304,8 @@ def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
         reset: Whether to start again from zero afterwards.
 
     Returns:
-        A dict, for example {("addmm", "triton_gemm"): 12, ("mm", "torch: int64 is not computed"): 1}.
+        A dict, for example {("addmm", "triton_gemm"): 12, ("mm", "torch: int64 is not computed"): 1}. With learn=True
+        also what was learned, as ("learning", "kernels replaced"): 3.
     """
     arguments.flag("report_routing", "reset", reset)
     found = Counter(_counts)
@@ -291,8 +314,11 @@ def report_routing(*, reset: bool = False) -> dict[tuple[str, str], int]:
     for left, count in _by_cpp.left(reset).items():
         name, _, why = left.partition(" ")
         found[name, why] += count
+    for what, count in list(turns.counts.items()):
+        found["learning", what] += count
     if reset:
         _counts.clear()
+        turns.counts.clear()
     return dict(sorted((+found).items()))
 
 

@@ -39,9 +39,9 @@ def ensure_context(device: int) -> None:
     if hasattr(_thread, "has_context"):
         return
     context = ctypes.c_void_p()
-    _call("cuCtxGetCurrent", ctypes.byref(context))
+    call("cuCtxGetCurrent", ctypes.byref(context))
     if not context.value:
-        _call("cuCtxSetCurrent", _primary_context(device))
+        call("cuCtxSetCurrent", _primary_context(device))
     _thread.has_context = True
 
 
@@ -49,8 +49,8 @@ def ensure_context(device: int) -> None:
 def _primary_context(device: int) -> ctypes.c_void_p:
     """Retained once, and for as long as the process lives, as the CUDA runtime retains it."""
     handle, context = ctypes.c_int(), ctypes.c_void_p()
-    _call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
-    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+    call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
     return context
 
 
@@ -58,7 +58,7 @@ def capture_id(stream: int) -> int:
     """The number of the capture that `stream` takes part in, which no other capture of the process has (CUDA driver
     API, cuStreamGetCaptureInfo)."""
     status, number = ctypes.c_int(), ctypes.c_ulonglong()
-    _call(
+    call(
         "cuStreamGetCaptureInfo_v2",
         *(ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None),
     )
@@ -69,7 +69,7 @@ def driver_version() -> tuple[int, int]:
     """The newest CUDA that the driver runs, as (major, minor) (cuDriverGetVersion). OSError where there is no driver,
     RuntimeError where it refuses."""
     version = ctypes.c_int()
-    _call("cuDriverGetVersion", ctypes.byref(version))
+    call("cuDriverGetVersion", ctypes.byref(version))
     return version.value // 1000, version.value % 1000 // 10
 
 
@@ -82,12 +82,12 @@ def load(code: bytes, symbol: str, shared: int) -> tuple[int, int]:
     """The handles of a cubin's module and of its kernel of that name, loaded into the current context, with so many
     bytes of dynamic shared memory allowed. RuntimeError where the driver refuses."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    _call("cuModuleLoadData", ctypes.byref(module), code)
-    _call("cuModuleGetFunction", ctypes.byref(function), module, symbol.encode())
+    call("cuModuleLoadData", ctypes.byref(module), code)
+    call("cuModuleGetFunction", ctypes.byref(function), module, symbol.encode())
     if shared > STATIC_LIMIT:
-        _call("cuFuncSetCacheConfig", function, ctypes.c_int(1))  # CU_FUNC_CACHE_PREFER_SHARED
+        call("cuFuncSetCacheConfig", function, ctypes.c_int(1))  # CU_FUNC_CACHE_PREFER_SHARED
         # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _call("cuFuncSetAttribute", function, ctypes.c_int(8), ctypes.c_int(shared))
+        call("cuFuncSetAttribute", function, ctypes.c_int(8), ctypes.c_int(shared))
     return module.value or 0, function.value or 0
 
 
@@ -152,7 +152,7 @@ def tensor_map(
     sides, steps = (ctypes.c_uint32 * rank)(*reversed(box)), (ctypes.c_uint32 * rank)(*[1] * rank)
     at = ctypes.c_void_p(ctypes.addressof(made) + first), element, rank, ctypes.c_void_p(address)
     # CU_TENSOR_MAP_INTERLEAVE_NONE, the swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
-    _call("cuTensorMapEncodeTiled", *at, sizes, pitches, sides, steps, 0, swizzle, 2, 0)
+    call("cuTensorMapEncodeTiled", *at, sizes, pitches, sides, steps, 0, swizzle, 2, 0)
     spanned = nbytes * (1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)))
     if spanned < 128 * 1024 and driver_version() <= (13, 1):
         (ctypes.c_uint64 * 2).from_buffer(made, first)[1] &= ~(1 << 21)
@@ -196,10 +196,13 @@ def cublas_version(cuda: str | None) -> str | None:
     return ".".join(parts) if len(parts) == 3 else None
 
 
-def _call(name: str, *arguments: object) -> None:
-    error = getattr(_library(), name)(*arguments)
-    if error:
+def call(name: str, *arguments: object, allowed: Sequence[int] | None = (0,)) -> int:
+    """Calls a function of the driver, and gives its error, or 0. DriverError for one that is not among `allowed`; None:
+    all are."""
+    error = int(getattr(_library(), name)(*arguments))
+    if allowed is not None and error not in allowed:
         raise DriverError(name, error)
+    return error
 
 
 @cache

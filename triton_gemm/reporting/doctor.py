@@ -48,6 +48,7 @@ VARIABLES = tuple(
         "CAPABILITY",
         "COMMIT",
         "KIT",
+        "LEARN",
         "NATIVE",
         "POLICY",
         "USE",
@@ -334,7 +335,7 @@ def _policy() -> Found:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which say the same
         found = policies.current_policy()
-    switches = {"batch invariance": found.batch_invariant}
+    switches = {"batch invariance": found.batch_invariant, "learning": policies.learns_in_environment()}
     if on_gpu:
         switches["compiling in the background"] = background.enabled()
     parts = [f"{found.name}, bits {found.bits}", *(f"{x} {'on' if on else 'off'}" for x, on in switches.items())]

@@ -17,6 +17,8 @@ from ..hardware.gpus import named_device
 from ..kernels import forms
 from ..runtime import kits, policies
 
+MAY_DIFFER = "learned, of the same bits"  # the part that ranks may differ in
+
 
 @overload
 def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: Literal[False] = False) -> str: ...
@@ -31,11 +33,12 @@ def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: bool
 
     Equal fingerprints give equal choices: the policy, the first calls that `use` set, the tuner's name, the tables and
     kits for this GPU, its GPU key and cost model, versions and this package's sources. A choice also depends on the
-    GEMM itself and on torch's setting of fp32's precision, which the hash does not contain.
+    GEMM itself and on torch's setting of fp32's precision, which the hash does not contain. Nor does it contain what
+    was learned in service, which changes no bit.
 
     Args:
         device: The GPU, or its name, as "h200"; None: the current one.
-        parts: Whether to return the hash's parts by name instead.
+        parts: Whether to return the hash's parts by name instead, and what was learned.
     """
     arguments.flag("selection_fingerprint", "parts", parts)
     if isinstance(device, str):
@@ -54,7 +57,9 @@ def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: bool
         "versions": tables.versions(),
         "sources": _sources(),
     }
-    return found if parts else _hash(repr(found))
+    alike = _hash(repr(found))
+    found[MAY_DIFFER] = "not asked" if name == "model" else _tables(device, bits, learned=True)
+    return found if parts else alike
 
 
 def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: DeviceInfo | str | None = None) -> None:
@@ -75,7 +80,7 @@ def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: Dev
     ranks: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(ranks, mine, group=group)
     differ = []
-    for part in mine:
+    for part in (x for x in mine if x != MAY_DIFFER):
         by_value: dict[str, list[int]] = {}  # ranks of the group
         for rank, parts in enumerate(ranks):
             by_value.setdefault(parts[part], []).append(rank)
@@ -89,12 +94,12 @@ def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: Dev
         raise RuntimeError(f"ranks would choose differently, because they differ in {' and in '.join(differ)}")
 
 
-def _tables(device: DeviceInfo, bits: tables.files.Bits) -> str:
+def _tables(device: DeviceInfo, bits: tables.files.Bits, learned: bool = False) -> str:
     """Of those of the installed Triton, and of the Triton of each kit in use."""
-    found = [tables.contents(device, bits)]
+    found = [tables.contents(device, bits, learned=learned)]
     for triton in kits.others(device.capability):
         with forms.of_kits():
-            found.append(tables.contents(device, bits, triton))
+            found.append(tables.contents(device, bits, triton, learned))
     return found[0][:16] if len(found) == 1 else _hash("".join(found))
 
 

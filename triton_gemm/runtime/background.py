@@ -182,6 +182,23 @@ def _compiler(plan: GemmPlan, device: DeviceInfo) -> Compiler:
         return _compilers[key]
 
 
+def order(plan: GemmPlan, device: DeviceInfo) -> Wanted | None:
+    """Has a worker compile a plan's kernels, and returns what says that it has; None where none can."""
+    if not enabled() or _lost or not _can_cache():
+        return None
+    job = plan.problem, plan.selection
+    with _lock:
+        available = _available.setdefault(device.capability, Available())
+    wanted = available.want(identities(device, *job), _compiler(plan, device), job)
+    wanted.order()
+    return wanted
+
+
+def is_held() -> bool:
+    """Whether a block of `held` is open."""
+    return bool(_held)
+
+
 def _ended(device: DeviceInfo, job: object, error: str | None) -> None:
     """A worker has sent the binaries of a job, and left them in Triton's cache, or could not compile them."""
     wanted = cast(Wanted, job)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..compat import interpreting
@@ -11,10 +13,12 @@ from ..selection.select import Selection, launches
 
 
 class PlanOfProblem:
-    """A selection for one problem. index: of the CUDA device that it runs on, if it does."""
+    """A selection for one problem. index: of the CUDA device that it runs on, if it does; instead: a plan of the same
+    problem, device and bits that calls run on from now on, because it was measured to be faster."""
 
     index: int | None = None
     compiled = False
+    instead: Any = None
 
     def __init__(self, problem: GemmProblem, selection: Selection) -> None:
         self.problem, self.selection = problem, selection

@@ -28,13 +28,14 @@ from ..hardware.driver import ensure_context
 from ..problem import PRODUCT, SUM, GemmProblem, Request
 from ..selection import generation
 from ..selection.select import Selection, remembered
-from . import background, kits, policies
+from . import background, kits, policies, turns
 from .background import FirstCalls
 from .binaries import SCALARS, launches_on, operands_of
 from .interpreted_plan import InterpretedPlan as InterpretedPlan
 from .interpreted_plan import PlanOfProblem
 from .policies import in_backward, in_context
 from .step import Step
+from .turns import Turn
 from .workspace import PER_THREAD, allocator, workspace
 
 MAX_PLANS = 4096
@@ -51,11 +52,12 @@ class GemmPlan(PlanOfProblem):
     """A selection for one problem on one device, ready to be launched.
 
     first_calls: what it runs on until its kernels are loaded; without it the first call compiles them. calls: of a
-    stand-in those that C++ launches, by which kernels are compiled.
+    stand-in those that C++ launches, by which kernels are compiled. turn: when the learner hears of its calls.
     """
 
     index: int
     calls: c_int64 | None = None
+    turn: Turn | None = None
 
     def __init__(
         self,
@@ -146,6 +148,10 @@ class GemmPlan(PlanOfProblem):
             step.call(stream, values)  # type: ignore[misc]  # they are compiled
         if self.temporaries and stream == PER_THREAD and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().synchronize()  # or torch's allocator gives them to any thread's stream
+        if self.turn is not None:
+            self.turn.left.value -= 1
+            if self.turn.left.value <= 0:
+                turns.take(self, (a, b, c, auxiliary, alpha, beta), stream)
 
     def _allocate(self, stream: int) -> tuple[torch.Tensor, ...]:
         """Memory that this call needs, after its operands in the order of `names`."""
@@ -165,6 +171,7 @@ def _free_steps() -> None:
             step.compiling = threading.RLock()
         if getattr(found, "first_calls", None) is not None:
             found.first_calls = None  # type: ignore[union-attr]
+    turns.forget()
 
 
 os.register_at_fork(after_in_child=_free_steps)
@@ -268,13 +275,15 @@ def plan_for(
     key = key_of(request, a, b, c, auxiliary)
     found = PLANS.get(key)
     if found is not None:
-        return found
+        return found.instead or found
     problem = request.problem(a, b, c)
     with _planning:  # threads that come with the same new problem share one plan, which is compiled once
         found = PLANS.get(key)
         if found is None:
             found = _new_plan(problem, a.device, request.batch_invariant)
             if lasts(found):
+                if isinstance(found, GemmPlan):
+                    turns.give(found)
                 keep(PLANS, key, found, MAX_PLANS)
     return found
 

@@ -42,6 +42,7 @@ VARIABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "TRITON_GEMM_POLICY": ("cached", NAMES),
     "TRITON_GEMM_BITS": ("same", BITS),
     "TRITON_GEMM_BATCH_INVARIANT": ("0", ("0", "1")),
+    "TRITON_GEMM_LEARN": ("0", ("0", "1")),
 }
 
 # What times candidates on a device and says which is best; it may call `tables.store` to keep that.
@@ -139,6 +140,12 @@ def _of_environment() -> Policy:
 @lru_cache(maxsize=1)
 def _invariant_in_environment() -> bool:
     return bool(_in_environment("TRITON_GEMM_BATCH_INVARIANT") == "1")
+
+
+@lru_cache(maxsize=1)
+def learns_in_environment() -> bool:
+    """Whether rules of `use` learn that do not say."""
+    return bool(_in_environment("TRITON_GEMM_LEARN") == "1")
 
 
 @hide_from_dynamo

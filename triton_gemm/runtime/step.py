@@ -211,6 +211,11 @@ class Step:
         self.call = Launcher(self.entry, made.symbol, self.device)
 
 
+def modules() -> int:
+    """How many this process has loaded."""
+    return len(_functions)
+
+
 def function_of(made: MachineCode, device: int) -> int:
     """The driver's handle of machine code on the current device, which it is loaded on once."""
     digest = hashlib.sha256(made.code).digest()
@@ -233,13 +238,13 @@ class Launcher:
 
     def __init__(self, entry: DriverLaunch, symbol: str, device: int) -> None:
         self.entry, self.symbol, self.device = entry, symbol, device
-        self.free: list[_Frame] = []  # that no thread is using
+        self.free: list[Frame] = []  # that no thread is using
 
     def __call__(self, stream: int, values: Sequence[Any]) -> None:
         try:
             frame = self.free.pop()
         except IndexError:
-            frame = _Frame(self.entry)
+            frame = Frame(self.entry)
         hooks = launch_hooks()
         about = hooks and hooks.about(self.symbol, self.entry.function, stream)
         if hooks:
@@ -255,7 +260,7 @@ class Launcher:
             hooks.leave(about)
 
 
-class _Frame:
+class Frame:
     """What one launch at a time shows the driver: memory for its parameters, filled in place."""
 
     def __init__(self, entry: DriverLaunch) -> None:
@@ -282,6 +287,13 @@ class _Frame:
 
     def launch(self, stream: int, values: Sequence[Any]) -> int:
         """The driver's error, or 0."""
+        if error := self.fill(values):
+            return error
+        self.config.stream = stream
+        return driver.launch(self.config, self.function, self.pointers)
+
+    def fill(self, values: Sequence[Any]) -> int:
+        """Has the parameters be those of a call; the driver's error, or 0."""
         for factors, value in ((self.alphas, values[0]), (self.betas, values[1])):
             for factor in factors:
                 factor.value = value
@@ -293,5 +305,4 @@ class _Frame:
                 if error := driver.replace_address(at, address):
                     return error
                 self.mapped[i] = address
-        self.config.stream = stream
-        return driver.launch(self.config, self.function, self.pointers)
+        return 0

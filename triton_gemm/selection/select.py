@@ -4,7 +4,7 @@ take the least time. Pure, and without tuning."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -148,15 +148,18 @@ def predicted(problem: GemmProblem, candidate: Candidate, model: DeviceModel) ->
 def within(problem: GemmProblem, device: DeviceInfo, limit_us: float) -> list[tuple[float, Candidate]]:
     """(predicted microseconds, candidate) of legal candidates that are predicted to take at most so long, the fastest
     first."""
+    return sorted(each_within(problem, device, limit_us), key=itemgetter(0))
+
+
+def each_within(problem: GemmProblem, device: DeviceInfo, limit_us: float) -> Iterator[tuple[float, Candidate]]:
+    """The same in any order, as they are found."""
     model = model_of(device)
-    found = []
     for name in kernels.KERNELS:
         for bound, _, candidates in _bounded(name, problem, device, model):
             for candidate in candidates if bound <= limit_us * ROUNDING else ():
                 time = predicted(problem, candidate, model)
                 if time <= limit_us and illegal(problem, device, candidate) is None:
-                    found.append((time, candidate))
-    return sorted(found, key=itemgetter(0))
+                    yield time, candidate
 
 
 def predicted_or_inf(problem: GemmProblem, candidate: Candidate, model: DeviceModel) -> float:

@@ -34,7 +34,7 @@ from ..selection.bit_classes import bit_class
 from ..selection.select import Selection, select
 from . import files as files
 from . import records as records
-from .files import BITS, Bits, Table
+from .files import BITS, KINDS, LEARNED, Bits, Kind, Table
 from .records import Entry, illegal, plain, text_of
 from .weights import serving, weight_of
 
@@ -62,7 +62,7 @@ JOURNAL = ".tuning.jsonl"  # ends the names of files in which a tuner notes what
 Source = Literal["user's table", "shipped table"]
 
 _lock = free_in_children(threading.RLock())  # one thread reads files; what it calls, and handlers of signals, may too
-_loaded: dict[tuple[Path, DeviceInfo, str, str], dict[Bits, Table]] = {}
+_loaded: dict[tuple[Path, DeviceInfo, str, str], dict[Kind, Table]] = {}
 _ignored: Counter[str] = Counter()
 cleared = 0  # how often this process has cleared the tables
 
@@ -180,7 +180,7 @@ def entry(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Entr
     return None if table is None else table.entries.get(problem)
 
 
-def serves(problem: GemmProblem, device: DeviceInfo, entry: Entry, bits: Bits = "same") -> bool:
+def serves(problem: GemmProblem, device: DeviceInfo, entry: Entry, bits: Kind = "same") -> bool:
     """Whether an entry of a table of those bits is used on `device` with the model of now: it can run there, and in
     "same" gives the bits of the model's choice."""
     if illegal(problem, device, entry.algorithm) is not None:
@@ -201,7 +201,7 @@ def ignored() -> dict[str, int]:
 
 def known(problem: GemmProblem, device: DeviceInfo) -> list[tuple[Source, Entry]]:
     """All that tables of any bits hold for `problem` on `device`, legal there or not, and whose they are."""
-    every = ((source, table) for source, where in _folders() for table in _asked(where, device, "any"))
+    every = ((source, table) for source, where in _folders() for table in _tables(where, device).values())
     return [(source, table.entries[problem]) for source, table in every if problem in table.entries]
 
 
@@ -214,13 +214,14 @@ def _check(function: str, device: DeviceInfo, bits: Bits, *problems: GemmProblem
 
 
 def _asked(where: Path, device: DeviceInfo, bits: Bits, triton: str = files.TRITON) -> list[Table]:
-    """A folder's tables in the order in which they are asked."""
+    """A folder's tables in the order in which they are asked. What was learned has the bits of the model's choice of
+    then, which "any" does not hold to."""
     tables = _tables(where, device, triton)
-    kinds: tuple[Bits, ...] = ("any", "same") if bits == "any" else ("same",)
+    kinds: tuple[Kind, ...] = ("any", "same") if bits == "any" else (LEARNED, "same")
     return [tables[kind] for kind in kinds if kind in tables]
 
 
-def _tables(where: Path, device: DeviceInfo, triton: str = files.TRITON) -> dict[Bits, Table]:
+def _tables(where: Path, device: DeviceInfo, triton: str = files.TRITON) -> dict[Kind, Table]:
     """The tables of a folder for a device and a minor version of Triton, by class of bits. Where it has none, all that
     costs is a look at the folder, once: NVML, which knows the power limit, is not asked."""
     loaded, key = _loaded, (where, device, device.uuid, triton)
@@ -233,9 +234,9 @@ def _tables(where: Path, device: DeviceInfo, triton: str = files.TRITON) -> dict
     return found
 
 
-def _load(where: Path, device: DeviceInfo, triton: str) -> dict[Bits, Table]:
+def _load(where: Path, device: DeviceInfo, triton: str) -> dict[Kind, Table]:
     names = files.names_read(where, without_power(device.capability, device.num_sms, device.bus_width))
-    empty = [Table(Silicon.of(device), triton, bits) for bits in BITS] if names else []
+    empty = [Table(Silicon.of(device), triton, bits) for bits in KINDS] if names else []
     return {table.bits: _read_or_empty(where, table) for table in empty if table.name in names}
 
 
@@ -255,12 +256,13 @@ def reload() -> None:
     generation.advance()
 
 
-def contents(device: DeviceInfo, bits: Bits = "same", triton: str = files.TRITON) -> str:
+def contents(device: DeviceInfo, bits: Bits = "same", triton: str = files.TRITON, learned: bool = False) -> str:
     """A hash of all that a product may be given from a table on `device`, batch-invariant or not: equal where answers
-    are, whatever is always left out. triton: as in `lookup`."""
+    are, whatever is always left out. triton: as in `lookup`; learned: of what was learned in service, or of all else.
+    """
     found = hashlib.sha256()
     for source, where in _folders():
-        for table in _asked(where, device, bits, triton):
+        for table in (x for x in _asked(where, device, bits, triton) if (x.bits == LEARNED) == learned):
             given = (one for one in table.entries.items() if _answers(one[0], device, one[1], bits))
             chosen = sorted(
                 text_of(

@@ -43,6 +43,10 @@ TRITON: str = ".".join(triton.__version__.split(".")[:2])
 # Which entries a table holds: of the class of bits that the model's choice gives, or the fastest of all.
 Bits = Literal["same", "any"]
 BITS: tuple[Bits, ...] = get_args(Bits)
+# Or those that were learned in service, which have the bits of what they were raced against.
+Kind = Literal["same", "any", "learned"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+LEARNED: Kind = "learned"
 
 _Found = TypeVar("_Found")
 
@@ -53,12 +57,12 @@ class Table:
 
     silicon: Silicon
     triton: str = TRITON
-    bits: Bits = "same"
+    bits: Kind = "same"
     entries: dict[GemmProblem, Entry] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """The file's name. Made of numbers and of one of BITS, whatever text a file holds."""
+        """The file's name. Made of numbers and of one of KINDS, whatever text a file holds."""
         return f"{self.silicon}-triton{self.triton}-{self.bits}.v{FORMAT}.json"
 
     @cached_property
@@ -66,7 +70,7 @@ class Table:
         return by_weight(self.entries)
 
     @property
-    def kind(self) -> tuple[Silicon, str, Bits]:
+    def kind(self) -> tuple[Silicon, str, Kind]:
         """What tables must share to be merged."""
         return self.silicon, self.triton, self.bits
 
@@ -131,8 +135,8 @@ def parse(text: bytes) -> Contents:
         table = Table(read(Silicon, found.get("silicon")), found.get("triton", ""), found.get("bits", "same"))
         if not isinstance(table.triton, str) or not re.fullmatch(r"\d{1,3}\.\d{1,3}", table.triton, re.ASCII):
             raise WrongError("it names no version of Triton")
-        if table.bits not in BITS or not isinstance(found.get("entries"), list):
-            raise WrongError(f"it has no list of entries, of bits {' or '.join(BITS)}")
+        if table.bits not in KINDS or not isinstance(found.get("entries"), list):
+            raise WrongError(f"it has no list of entries, of bits {' or '.join(KINDS)}")
         silicon = table.silicon
         if min(*silicon.capability, silicon.sms - 1, silicon.bus_width, silicon.power_limit) < 0:
             raise WrongError("its GPU key is not valid")

@@ -27,7 +27,12 @@ from ..selection.select import Selection
 LARGEST = 2**48  # of sizes and strides, in elements
 LONGEST = 200  # characters of a text
 LEAST_US = 0.01  # microseconds that anything takes: a file that says less would win against all others
-OPTIONAL = ("least_rows", "torch_us", "torch")  # fields of an entry that a file has only where they say something
+OPTIONAL = (
+    "least_rows",
+    "torch_us",
+    "torch",
+    "samples",
+)  # fields of an entry that a file has only where they say something
 RARE = ("residual", "gate", "preactivation")  # fields of a problem, likewise
 
 _DTYPES = {
@@ -62,6 +67,8 @@ class Entry:
         least_rows: the fewest rows M that it serves, if they are fewer than the problem's; 0: it serves those alone.
         torch_us: microseconds that torch's product took at the same time, if it was faster by more than noise, or 0.
         torch: the versions of torch and cuBLAS that were faster, or nothing.
+        samples: of a kernel that was learned in service, and of the one that it replaced, which `default` and
+            `default_us` are of; 0: it was tuned.
     """
 
     algorithm: Algorithm
@@ -73,12 +80,16 @@ class Entry:
     least_rows: int = 0
     torch_us: float = 0.0
     torch: str = ""
+    samples: int = 0
 
     def selection(self, problem: GemmProblem, source: str) -> Selection:
         """As `select` would say it. source: whose table this is from."""
         of_range = f" for {self.least_rows} rows and more" * (self.least_rows > 0)
         times = f"{self.us:.3g} us measured on {self.measured[:10]}{of_range}"
         reason = f"{times}, the model's choice {self.default_us:.3g} us"
+        if self.samples:
+            reason = f"{self.us:.3g} us in service on {self.measured[:10]}, {self.samples} samples"
+            reason += f", before {self.default_us:.3g} us" if self.us != self.default_us else "; nothing was faster"
         reason += f", torch {self.torch_us:.3g} us" * bool(self.torch)
         return Selection(self.algorithm, reason, problem.precision, source)
 

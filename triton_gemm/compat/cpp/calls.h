@@ -110,6 +110,11 @@ inline bool is_outdated(const Entry& entry, const Call& call) {
          is_captured(*state.driver, stream_of(call.device()));
 }
 
+// Whether Python is to take this call, after which it lets C++ launch so many again.
+inline bool is_due(const Entry& entry) {
+  return entry.left != nullptr && __atomic_sub_fetch(entry.left, 1, __ATOMIC_RELAXED) < 0;
+}
+
 // The entry of a call whose `read` adds all that it is, or null for what Python must take: also what a hook
 // on launches wants to see, and memory that a stream of each thread would have to wait for. Throws what
 // Python raises.
@@ -126,7 +131,7 @@ std::shared_ptr<const Entry> entry_of(const Table& table, Call& call, const Read
   if (call.given && (overlaps(*found, call) || (!call.dispatched && call.operands[2]->is_inference())))
     return nullptr;
   if (!found->temporaries.empty() && stream_of(call.device()) == CU_STREAM_PER_THREAD) return nullptr;
-  return any_hooks() ? nullptr : found;
+  return any_hooks() || is_due(*found) ? nullptr : found;
 }
 
 inline at::Tensor make(const Shape& shape, c10::Device device) {

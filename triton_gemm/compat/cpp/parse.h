@@ -69,6 +69,7 @@ inline std::shared_ptr<const Entry> parse_entry(py::handle given, int operands) 
   }
   entry->owner = kept(given.attr("plan"));
   entry->calls = reinterpret_cast<int64_t*>(field<uint64_t>(given, "calls"));
+  entry->left = reinterpret_cast<int64_t*>(field<uint64_t>(given, "left"));
   entry->stand_ins = state.stand_ins.load(std::memory_order_acquire);
   return entry;
 }

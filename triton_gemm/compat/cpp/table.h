@@ -56,8 +56,9 @@ struct Entry {
   Derivative derivative;
   Activation activation;
   std::vector<Step> steps;
-  std::shared_ptr<void> owner;  // of the kernels, and of `calls`
+  std::shared_ptr<void> owner;  // of the kernels, of `calls` and of `left`
   int64_t* calls = nullptr;     // counts the launches of a stand-in; null: these are the call's own kernels
+  int64_t* left = nullptr;      // calls until Python takes one; null: it takes none
   int64_t stand_ins = 0;        // `State::stand_ins` when a stand-in was kept
 };
 

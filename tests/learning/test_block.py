@@ -1,0 +1,142 @@
+"""A race's private operands: where they are, what they hold, and how results are compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.table_fakes import HOPPER, problem_of
+from triton_gemm.learning import block
+from triton_gemm.learning.block import Layout, Operands, is_free
+from triton_gemm.problem import GemmProblem
+from triton_gemm.problem import Layout as Strides
+from triton_gemm.runtime.binaries import launches_on
+from triton_gemm.selection.select import select
+
+L2 = 1 << 20
+MIB = 2**20
+
+
+def plan_of(problem: GemmProblem) -> Any:
+    made = launches_on(HOPPER, problem, select(problem, HOPPER))
+    temporaries = [x.name for launch in made for x in launch.temporaries]
+    names = ("a", "b", "c", *problem.auxiliary, "workspace", "counters", *temporaries)
+    workspace = max(launch.workspace for launch in made)
+    return SimpleNamespace(steps=[SimpleNamespace(launch=x) for x in made], names=names, workspace=workspace)
+
+
+ODD = Strides((0, 523, 1), aligned=False)
+PROBLEMS = {
+    "plain": problem_of(96, 256, 512),
+    "split": problem_of(64, 256, 8192),
+    "odd": replace(problem_of(33, 200, 333), a=ODD, b=ODD),
+    "beta": replace(problem_of(96, 256, 512), has_beta=True),
+    "bias": replace(problem_of(96, 256, 512), bias="n", activation="gelu"),
+    "batch": replace(problem_of(32, 64, 128), batch=3, a=Strides((4096, 128, 1)), b=Strides((8192, 64, 1))),
+    "int8": replace(problem_of(96, 256, 512, torch.int8), out_dtype=torch.int32, precision="int8"),
+}
+
+
+def operands(problem: GemmProblem) -> Operands:
+    layout = Layout.of(problem, [plan_of(problem)], L2)
+    assert layout is not None
+    own = torch.zeros(8, dtype=problem.dtype) if layout.own else None
+    made = Operands(problem, layout, torch.zeros(layout.nbytes, dtype=torch.uint8), own)
+    made.fill()
+    return made
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_parts_lie_apart_and_hold_numbers(name: str) -> None:
+    problem, plan = PROBLEMS[name], plan_of(PROBLEMS[name])
+    made = operands(problem)
+    places = sorted(made.layout.places.values())
+    assert all(at + nbytes <= after for (at, nbytes), (after, _) in pairwise(places))
+    assert places[-1][0] + places[-1][1] <= made.layout.nbytes <= block.LIMIT
+    a = made.part(("a", 0), problem.dtype).float()
+    assert a.isfinite().all() and a.unique().numel() > 100
+    assert not made.part("counters").any() and not made.part("differ").any()
+    values = {number: made.values(plan, number) for number in range(block.LAUNCHES)}
+    begin = made.memory.data_ptr()
+    for of in values.values():
+        assert of[:2] == (1.0, 0.5 if problem.has_beta else 0.0) and len(of) == 2 + len(plan.names)
+        of_call = 0 if made.own_b is None else made.own_b.data_ptr()
+        assert all(x == of_call or begin <= x < begin + made.layout.nbytes for x in of[2:])
+        aligned = problem.a.aligned, problem.b.aligned, problem.c.aligned
+        assert of_call or tuple(address % 16 == begin % 16 for address in of[2:5]) == aligned
+    assert len({of[2] for of in values.values()}) == made.layout.sets
+    assert made.values(plan, 0, "expected")[4] not in {of[4] for of in values.values()}
+
+
+@pytest.mark.parametrize("name", ["plain", "beta", "odd", "int8"])
+def test_one_bit_anywhere_is_a_difference(name: str) -> None:
+    made, flag = operands(PROBLEMS[name]), torch.zeros((), dtype=torch.bool)
+
+    def differs(at: int | None) -> bool:
+        for key in ("expected", ("c", 0)):
+            made.prepare(key)
+        if at is not None:
+            made.part(("c", 0))[at] ^= 1
+        for compare in made.comparison(flag):
+            compare()
+        return bool(flag)
+
+    size = made.layout.places["expected"][1]
+    assert not differs(None)
+    for at in (0, 7, size // 2 + 5, size - 1):
+        assert differs(at)
+        assert not differs(None), "it is asked anew each time"
+
+
+def test_sets_go_past_the_cache_and_fit() -> None:
+    def of(M: int, N: int, K: int) -> Layout | None:
+        return Layout.of(problem_of(M, N, K), [plan_of(problem_of(M, N, K))], 60 * MIB)
+
+    small, large, huge = of(16, 2048, 8192), of(16, 7168, 7168), of(16, 28672, 4096)
+    assert small is not None and (small.sets, small.own) == (4, False)
+    assert large is not None and (large.sets, large.own) == (2, False)
+    assert huge is not None and huge.own and ("b", 0) not in huge.places and huge.nbytes < 16 * MIB
+    assert of(8192, 28672, 8192) is None and of(8192, 7168, 7168) is None
+
+
+def test_a_weight_of_the_call_is_read_while_it_has_its_memory() -> None:
+    problem = problem_of(16, 28672, 4096)
+    layout = Layout.of(problem, [plan_of(problem)], 60 * MIB)
+    assert layout is not None
+    weight = torch.zeros(1024, dtype=torch.bfloat16)
+    made = Operands(problem, layout, torch.zeros(layout.nbytes, dtype=torch.uint8), weight)
+    assert {made.values(plan_of(problem), n)[3] for n in range(4)} == {weight.data_ptr()} and made.is_whole()
+    weight.untyped_storage().resize_(0)  # as FSDP frees parameters
+    assert not made.is_whole()
+
+
+def test_memory_is_torchs_own_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"size": 300 * MIB, "state": "inactive"}
+    segment = {"device": 0, "stream": 7, "segment_type": "large", "segment_pool_id": (0, 0), "blocks": [one]}
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [segment])
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
+    unused = [300 * MIB]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 1000 * MIB + unused[0])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1000 * MIB)
+    free = [80 << 30]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 80 << 30))
+    assert is_free(0, 7, 256 * MIB)
+    unused[0] = 200 * MIB
+    assert not is_free(0, 7, 256 * MIB), "no snapshot is asked for"
+    unused[0] = 400 * MIB
+    assert not is_free(0, 7, 301 * MIB) and not is_free(1, 7, MIB) and not is_free(0, 8, MIB)
+    for name, value in (("segment_pool_id", (0, 1)), ("segment_type", "small")):
+        with monkeypatch.context() as patch:
+            patch.setitem(segment, name, value)
+            assert not is_free(0, 7, MIB)
+    one["state"] = "active_allocated"
+    assert not is_free(0, 7, MIB)
+    one["state"], free[0] = "inactive", 700 * MIB
+    assert is_free(0, 7, 200 * MIB) and not is_free(0, 7, 256 * MIB), "torch may want as much again"
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "cudaMallocAsync")
+    assert not is_free(0, 7, MIB)

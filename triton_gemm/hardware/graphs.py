@@ -1,0 +1,161 @@
+"""Launches that are timed on a stream amid others, without waiting: a CUDA graph of them between two events.
+
+The graph is made node by node. Nothing is captured: while anything is, no thread of a process may wait for the GPU. It
+may be made and run while other threads capture: what they forbid is allowed to this thread meanwhile
+(cuThreadExchangeStreamCaptureMode).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from .driver import call, ensure_context
+
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered by the default stream
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
+OF_STREAMS = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, which nodes have not
+
+
+class _KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        *((f"{what}_{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"),
+        ("shared", ctypes.c_uint),
+        ("parameters", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("extra", "kernel", "context")),
+    )
+
+
+class TimedGraph:
+    """Launches one after another, on the current device. They are run by `start`, one run at a time, and read later.
+
+    launches: of each a `driver.Config`, the kernel's handle and the addresses of its parameters, which are copied now.
+    What they read and write must stay in memory until a run has ended. RuntimeError where the driver refuses.
+    """
+
+    def __init__(self, device: int, launches: Iterable[tuple[Any, ctypes.c_void_p, Any]]) -> None:
+        ensure_context(device)
+        self._exec, graph = ctypes.c_void_p(), ctypes.c_void_p()
+        self._begin, self._end, self._ended = (ctypes.c_void_p() for _ in range(3))
+        with _relaxed():
+            try:
+                for event in (self._begin, self._end, self._ended):
+                    call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
+                call("cuGraphCreate", ctypes.byref(graph), ctypes.c_uint(0))
+                last = _record(graph, None, self._begin)
+                for launch in launches:
+                    last = _kernel(graph, last, *launch)
+                _record(graph, last, self._end)
+                call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, ctypes.c_ulonglong(0))
+            except BaseException:
+                self.close()
+                raise
+            finally:
+                if graph.value:
+                    call("cuGraphDestroy", graph)
+
+    def start(self, stream: int) -> None:
+        """Queues a run on a stream of the current device."""
+        with _relaxed():
+            call("cuGraphLaunch", self._exec, ctypes.c_void_p(stream))
+            call("cuEventRecord", self._ended, ctypes.c_void_p(stream))
+
+    def read(self) -> float | None:
+        """Microseconds of the last run, or None while it has not ended. RuntimeError for what a kernel did."""
+        took = ctypes.c_float()
+        with _relaxed():
+            if not call("cuEventQuery", self._ended, allowed=(0, NOT_READY)):
+                call("cuEventElapsedTime", ctypes.byref(took), self._begin, self._end)
+                return 1000 * took.value
+        return None
+
+    def close(self) -> None:
+        """Gives up what the driver holds for it; a run that has not ended goes on."""
+        with _relaxed():
+            for name, handle in (("cuGraphExecDestroy", self._exec), *(("cuEventDestroy_v2", x) for x in self._events)):
+                if handle.value:
+                    call(name, handle, allowed=None)
+                    handle.value = None
+
+    @property
+    def _events(self) -> tuple[ctypes.c_void_p, ...]:
+        return self._begin, self._end, self._ended
+
+
+class Mark:
+    """A place in a stream, of which is known when the GPU has come there."""
+
+    def __init__(self) -> None:
+        self._event = ctypes.c_void_p()
+        with _relaxed():
+            call("cuEventCreate", ctypes.byref(self._event), ctypes.c_uint(NO_TIMING))
+
+    def set(self, stream: int) -> None:
+        with _relaxed():
+            call("cuEventRecord", self._event, ctypes.c_void_p(stream))
+
+    def passed(self) -> bool:
+        with _relaxed():
+            return call("cuEventQuery", self._event, allowed=(0, NOT_READY)) == 0
+
+    def __del__(self) -> None:
+        if self._event.value:
+            call("cuEventDestroy_v2", self._event, allowed=None)
+
+
+def allow_during_captures() -> None:
+    """Allows to this thread from now on what captures of other threads forbid, as loading kernels. Whoever calls it
+    captures nothing itself."""
+    call("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(RELAXED)))
+
+
+@cache
+def own_stream(device: int) -> int:
+    """A stream of this package alone: one of torch's may be any thread's, which may capture on it."""
+    made = ctypes.c_void_p()
+    with _relaxed():
+        call("cuStreamCreate", ctypes.byref(made), ctypes.c_uint(NON_BLOCKING))
+    return made.value or 0
+
+
+@contextmanager
+def _relaxed() -> Iterator[None]:
+    mode = ctypes.c_int(RELAXED)
+    call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+
+def _after(node: ctypes.c_void_p | None) -> tuple[Any, ctypes.c_size_t]:
+    """The dependencies of what comes after a node, and their number."""
+    return (None, ctypes.c_size_t(0)) if node is None else (ctypes.byref(node), ctypes.c_size_t(1))
+
+
+def _record(graph: ctypes.c_void_p, last: ctypes.c_void_p | None, event: ctypes.c_void_p) -> ctypes.c_void_p:
+    node = ctypes.c_void_p()
+    call("cuGraphAddEventRecordNode", ctypes.byref(node), graph, *_after(last), event)
+    return node
+
+
+def _kernel(
+    graph: ctypes.c_void_p, last: ctypes.c_void_p, config: Any, function: ctypes.c_void_p, parameters: Any
+) -> ctypes.c_void_p:
+    sizes = (getattr(config, f"{what}_{axis}") for what in ("grid", "block") for axis in "xyz")
+    given = _KernelNode(function, *sizes, config.shared, ctypes.addressof(parameters), None, None, None)
+    node = ctypes.c_void_p()
+    call("cuGraphAddKernelNode_v2", ctypes.byref(node), graph, *_after(last), ctypes.byref(given))
+    for attribute in config.attributes[: config.count]:
+        if attribute.id != OF_STREAMS:
+            value = ctypes.byref(attribute, type(attribute).value.offset)
+            call("cuGraphKernelNodeSetAttribute", node, ctypes.c_int(attribute.id), value)
+    return node

@@ -1,0 +1,27 @@
+"""Learning: in service, kernels of one bit class are raced aside, and calls run on the fastest from then on.
+
+`tuner` is told of calls, `statistics` says which products are worth a race, `candidates` what is raced, `race` goes
+from step to step, in operands of its own (`block`), `halving` decides. docs/tuning.md is about its use. All is imported
+by the first rule that learns.
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import TYPE_CHECKING
+
+from ..runtime import turns
+
+if TYPE_CHECKING:
+    from .tuner import Tuner
+
+
+def _make() -> Tuner:
+    from .tuner import Tuner
+
+    made = Tuner()
+    atexit.register(made.stop)
+    return made
+
+
+turns.make = _make

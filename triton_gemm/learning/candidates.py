@@ -1,0 +1,64 @@
+"""What is raced against an incumbent: kernels of its bit class that the model predicts to be nearly as fast."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import replace
+from operator import itemgetter
+
+from ..hardware.device import DeviceInfo
+from ..hardware.device_model import model_of
+from ..kernels import forms
+from ..kernels.candidate import Candidate
+from ..problem import GemmProblem
+from ..runtime import kits
+from ..selection import batch_invariance
+from ..selection.bit_classes import bit_class
+from ..selection.select import Selection, about, each_within, given, illegal, predicted_or_inf
+from .halving import MOST
+
+SLOWER = 1.3  # times the incumbent's predicted time
+
+
+def is_foreign(selection: Selection, device: DeviceInfo) -> bool:
+    """Whether it is a kit's of another Triton than the installed one, as all that is raced against it must be."""
+    return selection.kit and bool(kits.others(device.capability))
+
+
+def predicted_us(problem: GemmProblem, device: DeviceInfo, selection: Selection) -> float:
+    """Infinite for what the model knows nothing of."""
+    own = Candidate(given(problem, selection.algorithm), selection.algorithm)
+    with forms.of_kits() if is_foreign(selection, device) else nullcontext():
+        return predicted_or_inf(problem, own, model_of(device))
+
+
+def candidates(problem: GemmProblem, device: DeviceInfo, incumbent: Selection) -> list[tuple[float, Selection]]:
+    """Predicted microseconds and the selection: the incumbent, then at most MOST - 1 others in the model's order.
+    Meanwhile other threads may have Python."""
+    own_us, foreign = predicted_us(problem, device, incumbent), is_foreign(incumbent, device)
+    found = [(own_us, incumbent)]
+    with forms.of_kits() if foreign else nullcontext():
+        wanted, near = bit_class(problem, incumbent), []
+        for us, candidate in _near(problem, device, incumbent, SLOWER * own_us):
+            if candidate.algorithm != incumbent.algorithm and bit_class(problem, candidate) == wanted:
+                near.append((us, candidate))
+            time.sleep(0)
+        for us, candidate in sorted(near, key=itemgetter(0)):
+            like = Selection.of(candidate, about(us, problem, device), "user's table")
+            like = replace(like, batch_invariant=incumbent.batch_invariant, kit=foreign)
+            if len(found) < MOST and not (foreign and not kits.holds(problem, device, like, True)):
+                found.append((us, like))
+            time.sleep(0)
+    return found
+
+
+def _near(
+    problem: GemmProblem, device: DeviceInfo, incumbent: Selection, limit_us: float
+) -> Iterable[tuple[float, Candidate]]:
+    """Legal candidates that are predicted to take at most so long."""
+    if not incumbent.batch_invariant:
+        return each_within(problem, device, limit_us)
+    ranked = batch_invariance.ranked(problem, device)
+    return (x for x in ranked if x[0] <= limit_us and illegal(problem, device, x[1]) is None)

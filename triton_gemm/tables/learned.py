@@ -1,0 +1,89 @@
+"""What was learned in service: tables of a kind of their own in the user's folder, which are asked before the others.
+
+An entry has the bits of the kernel that it was raced against. So it changes no result, and ranks may differ in it.
+Where nothing was faster the entry is that kernel itself, so that it is not raced again.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from .. import tables
+from ..hardware.device import DeviceInfo
+from ..hardware.silicon import Silicon
+from ..problem import GemmProblem
+from ..selection.bit_classes import bit_class
+from ..selection.select import Selection
+from . import files
+from .files import LEARNED, Table
+from .records import Entry, named, plain, read_entry
+
+
+def entry(problem: GemmProblem, device: DeviceInfo, triton: str = files.TRITON) -> Entry | None:
+    """What was learned of a problem, by this process or an earlier one."""
+    where = tables.folder()
+    table = None if where is None else tables._tables(where, device, triton).get(LEARNED)
+    return None if table is None else table.entries.get(problem)
+
+
+def store(
+    problem: GemmProblem,
+    selection: Selection,
+    device: DeviceInfo,
+    *,
+    before: Selection,
+    us: float,
+    before_us: float,
+    samples: int,
+    triton: str = files.TRITON,
+) -> bool:
+    """Stores what was learned, in the user's folder and for this process, whose plans stay; whether it is in the
+    folder. An entry of another class of bits, as of a batch-invariant product, stays.
+
+    before: the incumbent, which took `before_us` in the same places; samples: of each of both.
+    """
+    where, known = tables.folder(), entry(problem, device, triton)
+    if where is None:
+        return False
+    if known is not None and bit_class(problem, known.selection(problem, "")) != bit_class(problem, selection):
+        return False
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    given = Entry(
+        algorithm=selection.algorithm,
+        us=us,
+        default_us=before_us,
+        measured=now,
+        by=tables.versions(),
+        default=named(before),
+        samples=samples,
+    )
+    found = {problem: read_entry(plain(given))}
+    loaded = tables._tables(where, device, triton)
+    empty = Table(Silicon.of(device), triton, LEARNED)
+    table = loaded.get(LEARNED, empty)
+    loaded[LEARNED] = Table(*table.kind, table.entries | found)  # in one step: other threads may be asking
+    try:
+        files.change(where, empty, lambda table: Table(*table.kind, table.entries | found))
+    except OSError as error:
+        files.say_once(f"what was learned is not kept in {where}: {error.strerror or error}")
+        return False
+    return True
+
+
+def names() -> list[str]:
+    """The files of what was learned, on all GPUs. OSError where the folder may not be read."""
+    where = tables.folder()
+    return [] if where is None else [x for x in files.names(where, "") if f"-{LEARNED}." in x]
+
+
+def clear() -> int:
+    """Forgets all that was learned, on all GPUs; the number of tables. OSError where the folder is not writable."""
+    where, found = tables.folder(), names()
+    try:
+        if where is not None and found:
+            with files.locked(where):
+                for name in found:
+                    (where / name).unlink(missing_ok=True)
+    finally:
+        tables.reload()
+    return len(found)
