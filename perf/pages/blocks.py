@@ -65,6 +65,7 @@ def _rung(rung: Rung, results: Results, folder: Path) -> str:
     lines += filter(None, [rung_diff.difference(rung), rung_diff.whole(rung, every)])
     measured = [line for record in results.records for line in _measured(rung, record)]
     lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
+    lines += [f"**Came out** {rung.header['Came out']}"] if "Came out" in rung.header else []
     lines += [f"**Tuning** {rung.header['Tuning']}"]
     lines += [line for record in results.records for line in _tuned(rung, record, folder)]
     lines.append(f"**Bound by** {rung.header['Bound by']}")
@@ -96,7 +97,9 @@ def _rungs(results: Results, folder: Path) -> str:
         measured = f"{gain.measured:.2f}" if gain and gain.measured else ""
         rows.append((_page(rung, folder), exercises.of(rung, folder), measured))
     over = f"times the rung before, {environment.short(views.gpu(record))}" if record else NOTHING
-    return formats.table(["rung", "exercises", over], rows)
+    pages = formats.table(["rung", "exercises"], [row[:2] for row in rows])
+    gained = formats.table(["rung", over], [(name.partition("]")[0][1:], gain) for name, _, gain in rows])
+    return f"{pages}\n\n<details><summary>What each rung gained: guess first</summary>\n\n{gained}\n\n</details>"
 
 
 def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:

@@ -61,7 +61,7 @@ def test_words_of_a_thread_of_k04_and_of_k05() -> None:
     found = {rung: traces.results_of(rung) for rung in ("k04", "k05")}
     assert {rung: (one.words, one.count) for rung, one in found.items()} == {"k04": (12, 32), "k05": (20, 64)}
     assert all(one.count == RUNGS[rung].configs[0].accumulators() for rung, one in found.items())
-    assert "20 words for 64 FMAs" in RUNGS["k05"].header["Predicts"]
+    assert "20 words for 64 FMAs" in RUNGS["k05"].header["Came out"]
 
 
 @pytest.mark.parametrize("rung", ["k04", "k05"])

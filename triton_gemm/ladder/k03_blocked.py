@@ -2,10 +2,11 @@
 
 Changes: against k02, a program computes BLOCK_M x BLOCK_N results and steps through K by BLOCK_K with `tl.dot`.
 Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, a tile of B BLOCK_M times. There are no
-    tensor cores for IEEE fp32: `tl.dot` becomes FFMAs, and each thread computes small outer products.
+    tensor cores for IEEE fp32: `tl.dot` becomes FFMAs, and each thread computes small outer products. Threads share
+    both tiles through shared memory: Triton stores them there before `tl.dot`, which the source does not show.
 Predicts: L2 traffic falls by a factor of the tile's edge (32 to 64), and shared-memory reads become the limit. A
-    thread with 4 x 4 results reads 8 words for 16 FMAs, one with 4 x 8 results 12 words for 32: 3 to 4 times k02. The
-    factor came out so, but not by L2: k02 finds most of what it reads in L1, and its traffic from L2 is small already.
+    thread with 4 x 4 results reads 8 words for 16 FMAs, one with 4 x 8 results 12 words for 32: 3 to 4 times k02.
+Came out: as predicted, but not by L2. k02 finds most of what it reads in L1, and its traffic from L2 is small already.
     What falls by the tile's edge is the loads through L1, which bound k02.
 Requires: fp32; any strides; N up to 65,535 tiles, the limit of a grid's second axis.
 Tuning: the tile against the threads. With 64 x 64 on 4 warps a thread has 32 results, and few reads of shared memory

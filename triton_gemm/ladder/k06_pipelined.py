@@ -8,7 +8,8 @@ Why: a load from L2 takes some 300 clocks, from memory 600 to 800. For k05's k-t
     these, they cost only their issue slots. `cp.async` also saves the registers and the store to shared memory that
     other loads need.
 Predicts: k05 waits for one latency and two barriers in each k-tile, about 500 of 2500 clocks: 1.2 times k05, near 0.85
-    of cuBLAS. It came out lower: two to four programs on an SM had hidden part of that latency before.
+    of cuBLAS.
+Came out: lower. Two to four programs on an SM had hidden part of that latency before.
 Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for copies of A, and of a B that is not
     row-major, whose elements would be loaded one by one.
 Tuning: num_stages: each is one more k-tile in shared memory, and one more load under way. More stages than latency

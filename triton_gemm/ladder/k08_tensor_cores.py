@@ -4,7 +4,8 @@ Changes: against k07, 16-bit operands, read straight from global memory: no roun
 Why: a Hopper SM does 2048 dense 16-bit FMAs a clock, twice the TF32 rate, and an operand has half the bytes, so
     the same shared memory holds twice the depth. 16-bit `wgmma` reads either operand K-major or not.
 Predicts: twice the rate of k07's product, and no pass: 2.5 times k07, 0.9 of cuBLAS. The units' 989 TFLOPS are out of
-    reach: at 700 W the clock falls. cuBLAS was expected to hold 0.75 of that rate; it holds 0.68.
+    reach: at 700 W the clock falls. cuBLAS is expected to hold 0.75 of that rate.
+Came out: cuBLAS holds 0.68 of the units' rate.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only where sizes and strides are multiples of 16
     elements. Triton knows no finer multiple. If K (for a row-major A) or N (for a row-major B) is none of 16, that
     operand's elements are loaded one by one, 2 bytes each, through registers. So are those of rows of a multiple of 8,

@@ -29,7 +29,8 @@ log = logging.getLogger("triton_gemm.autotune")
 # Where an fp32 kernel without tensor cores is compiled ahead of time and tested.
 FMA_CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
 
-HEADER_FIELDS = ("Changes", "Why", "Predicts", "Requires", "Tuning", "Bound by", "Next")
+HEADER_FIELDS = ("Changes", "Why", "Predicts", "Came out", "Requires", "Tuning", "Bound by", "Next")
+OPTIONAL_FIELD = "Came out"  # what measuring taught, where that is more than a number
 
 MAX_WARPS = 32  # of a program: 1024 threads
 
