@@ -41,6 +41,12 @@ class Aside:
         return found
 
 
+def filled(running: race.Race) -> list[Callable[[], object]]:
+    """In place of `Race._fill`: zeros, whatever the memory had."""
+    running.operands.memory.zero_()
+    return running.operands.comparison(running.flag)
+
+
 class Service:
     """A service whose calls are launched by no GPU. Call `call` for one call.
 
@@ -70,7 +76,7 @@ class Service:
         patch.setattr(race, "Mark", lambda: SimpleNamespace(set=lambda stream: None, passed=lambda: True))
         patch.setattr(race.nvml, "slowed", lambda _: self.slowed)
         patch.setattr(block, "is_free", lambda *_: self.free)
-        patch.setattr(race.Race, "_fill", lambda running: running.operands.comparison(running.flag))
+        patch.setattr(race.Race, "_fill", filled)
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=1 << 20))
         patch.setattr(race, "launch", self._launch)
