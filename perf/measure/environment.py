@@ -64,7 +64,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
 }
 # The files that decide no figure: what measures, what is printed, and what is learned from.
 NO_FIGURE = (
-    *(f"triton_gemm/{package}/**/*.*" for package in ("calibration", "cli", "reporting", "suites", "tuning")),
+    *(
+        f"triton_gemm/{package}/**/*.*"
+        for package in ("calibration", "cli", "learning", "reporting", "suites", "tuning")
+    ),
     *("triton_gemm/ladder/__*.py", "triton_gemm/ladder/command.py", "triton_gemm/ladder/exercises/**/*.py"),
 )
 CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")

@@ -86,6 +86,7 @@ PRODUCTS = {
     "warp_specialised_kernel": (problem(2048, 2048, 2048), HOPPER),
     "portable_kernel": (problem(2048, 2048, 2048), AMPERE),
     "fma_kernel": (problem(2048, 2048, 2048, torch.float32), HOPPER),
+    "mma_fp64_kernel": (problem(2048, 2048, 2048, torch.float64), HOPPER),
     "repack_kernel": (problem(2048, 2048, 2048, step=2), HOPPER),
     "list_tiles_kernel": (of_groups(), HOPPER),
 }

@@ -140,6 +140,7 @@ SMALL = {
     "functional.routing": "_warn_of_a_guess",
     "hardware.device": "_cuda_device",
     "hardware.driver": "_library _primary_context cublas_version",
+    "hardware.graphs": "own_stream",
     "reporting.fingerprint": "_sources",
     "tables.files": "has_flock",
     "kernels": "__getattr__",
@@ -202,7 +203,9 @@ def test_an_address_that_comes_again_with_other_strides_has_another_plan(monkeyp
     monkeypatch.setattr(plan, "PLANS", {})
     layouts = [(32, 1), (1, 64), (64, 1), (33, 1), (0, 1)]
     views = [memory.as_strided((64, 32), strides) for strides in layouts]
-    monkeypatch.setattr(plan, "_new_plan", lambda problem, *_: SimpleNamespace(problem=problem, selection=None))
+    monkeypatch.setattr(
+        plan, "_new_plan", lambda problem, *_: SimpleNamespace(problem=problem, instead=None, selection=None)
+    )
     for x in [*views, *reversed(views)]:
         assert plan.plan_for(x, b, c).problem.a.strides == (0, *x.stride())
     assert len(plan.PLANS) == len(layouts) == len({key_of(x, b, c) for x in views})
