@@ -101,7 +101,7 @@ def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nexercises/*\n```\n"
     elif "/bench/" in page and not page.endswith("/README"):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
-    elif page == "docs/ladder":  # `make docs` writes these beside the pages
+    elif page == "docs/ladder":  # `make docs` writes the interactive pages next to it
         for name in INTERACTIVE:
             source[0] = source[0].replace(f"`build/{name}.html`", f'<a href="../{name}.html">{name}.html</a>')
     elif page == "docs/cli":

@@ -167,12 +167,12 @@ class Race:
         self.journal = journal_of(self.device)
         self.flag = torch.zeros((), dtype=torch.bool, pin_memory=torch.cuda.is_available())
         found: list[Entrant] = []
-        for us, way in candidates(problem, self.device, self.product.selection):
+        for us, selection in candidates(problem, self.device, self.product.selection):
             if not found:
                 found.append(Entrant(self.plan, us))
-            elif self.journal.failure(problem, way) is None:
-                plan = self.plan.like(way)
-                is_there = kits.serves(problem, self.device, way)
+            elif self.journal.failure(problem, selection) is None:
+                plan = self.plan.like(selection)
+                is_there = kits.serves(problem, self.device, selection)
                 found.append(Entrant(plan, us, None if is_there else background.order(plan, self.device)))
                 time.sleep(0)  # other threads may have Python now
         return found
