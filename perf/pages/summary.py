@@ -123,7 +123,7 @@ def glance(sweeps: Sequence[Sweep], minutes: Mapping[str, Mapping[str, float]]) 
     for name, row in _rows(sweeps, GLANCE).items():
         kind = kinds[0 if row.speed > EVEN else 2 if row.speed < 1 / EVEN else 1]
         found.setdefault((kind, row.mean(unseen=True) is not None), []).append(f"{name} {row.speed:.2f}")
-    cells = ([kind, *(", ".join(found.get((kind, unseen), [])) for unseen in (True, False))] for kind in kinds)
+    cells = ([kind, *(", ".join(found.get((kind, unseen), ["none"])) for unseen in (True, False))] for kind in kinds)
     table = formats.table(("torch's time over ours, means", "unseen shapes", "listed shapes"), cells)
     for triton, shares in minutes.items():
         each = ", ".join(f"{model} {share:.2f}" for model, share in shares.items())

@@ -50,10 +50,10 @@ OVERLAP, NEGATIVE = OF_OUT = "out may overlap an operand", "out is a negative vi
 NOT_COMPILED, NOT_ROUTED = "its kernel is not compiled yet", "torch: it is not routed"
 
 Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
-# Our speed over torch's where committed records show less than 0.9 (fp64.json, attention-ieee.csv), by compute
-# capability: of fp64 with M, N and K of LARGE or more, and of batches in IEEE fp32 with all of them below SMALL.
-SLOWER = {(9, 0): {torch.float64: 0.47, torch.float32: 0.81}}
-LARGE, SMALL = 1024, 256
+# Our speed over torch's where committed records show less than 0.9 (attention-ieee.csv), by compute capability: of
+# batches in IEEE fp32 with M, N and K below SMALL.
+SLOWER = {(9, 0): {torch.float32: 0.81}}
+SMALL = 256
 FirstCalls = Literal["same bits", "torch"]
 Kind = str | torch.dtype  # one of the names in ROUTED and PRODUCTS, or operands' dtype
 
@@ -506,18 +506,12 @@ def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
     speed = SLOWER.get(device.capability, {}).get(a.dtype)
     if speed is None or device == INTERPRETER or policies.current_policy().batch_invariant:
         return None
-    sizes = *a.shape[-2:], b.shape[-1]
-    if a.dtype is torch.float64:
-        slower, what = min(sizes) >= LARGE, "float64"
-    else:
-        slower = a.dim() == 3 and max(sizes) < SMALL and default_arithmetic(a.dtype) is IEEE
-        what = "a batch of small float32"
-    if not slower:
+    if a.dim() != 3 or max(*a.shape[1:], b.shape[-1]) >= SMALL or default_arithmetic(a.dtype) is not IEEE:
         return None
     c = torch.empty(matrices.shape_of(a, b), dtype=a.dtype, device="meta")
     if plan.selection_of(a, b, c).source != "model":
         return None
-    return f"{what} takes {1 / speed:.1f} times as long here, untuned"
+    return f"a batch of small float32 takes {1 / speed:.1f} times as long here, untuned"
 
 
 @cache

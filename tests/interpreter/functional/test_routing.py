@@ -115,17 +115,17 @@ def test_what_stays_torchs_says_why(name: str) -> None:
 def test_what_records_show_slower_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """But not where it is named, a predicate decides, rows must not matter, or a table has the product."""
     monkeypatch.setattr(routing, "device_info", lambda _: named_device("h200"))
-    monkeypatch.setattr(routing, "LARGE", 8)
-    a, small = draw(8, 8, dtype=torch.float64), draw(7, 8, dtype=torch.float64)
+    monkeypatch.setattr(routing, "SMALL", 9)
+    a, large = draw(2, 8, 8), draw(2, 9, 8)
 
     def went(x: torch.Tensor = a, **rule: Any) -> str:
         with triton_gemm.use(**rule):
-            torch.mm(x, a)
+            torch.bmm(x, a)
         ((_, where),) = triton_gemm.report_routing(reset=True)
         return where
 
-    assert went() == went(exclude="bmm") == "torch: float64 takes 2.1 times as long here, untuned"
-    assert went(small) == went(only=torch.float64) == went(predicate=lambda op, a, b: True) == "triton_gemm"
+    assert went() == went(exclude="mm") == "torch: a batch of small float32 takes 1.2 times as long here, untuned"
+    assert went(large) == went(only=torch.float32) == went(predicate=lambda op, a, b: True) == "triton_gemm"
     with triton_gemm.batch_invariant():
         assert went() == "triton_gemm"
     tuned = SimpleNamespace(source="user's table")
