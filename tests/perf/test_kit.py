@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from perf import kit as command
+from perf import kit_choice as choice
 from perf.models import products, zoo
 from triton_gemm.kernels import forms
 from triton_gemm.runtime import kit, kit_build
@@ -25,18 +26,18 @@ def in_turn(function: Any, values: Any, **_: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "DRAWN", {"prefill": 4, "decode": 4})
-    monkeypatch.setattr(command, "LAYERS", 3)
+    monkeypatch.setattr(choice, "DRAWN", {"prefill": 4, "decode": 4})
+    monkeypatch.setattr(choice, "LAYERS", 3)
     monkeypatch.setattr(zoo, "LIST", (zoo.BY_NAME["bert-base"],))
-    monkeypatch.setattr(command, "MODES", {"bf16": 1.0, "fp16": 0.5, "fp8": 0.1})
+    monkeypatch.setattr(choice, "MODES", {"bf16": 1.0, "fp16": 0.5, "fp8": 0.1})
 
 
 def test_what_is_called() -> None:
     """The same for a seed, others for another; every epilogue and both derivatives, in 16 bits."""
-    first, again, other = (list(command.calls(seed)) for seed in (SEEDS[0], *SEEDS))
+    first, again, other = (list(choice.calls(seed)) for seed in (SEEDS[0], *SEEDS))
     assert first == again != other
     epilogues = {call.groups[-1] for call in first}
-    assert epilogues == {*command.EPILOGUES, "backward", "of passes"} and {call.groups[2] for call in first} == {
+    assert epilogues == {*choice.EPILOGUES, "backward", "of passes"} and {call.groups[2] for call in first} == {
         "bf16",
         "fp16",
         "fp8",
@@ -70,59 +71,59 @@ def test_what_models_multiply() -> None:
 
 
 def test_the_heaviest_kernels_are_chosen() -> None:
-    every, some = (command.chosen(count, SEEDS[0]) for count in (10**6, 10))
+    every, some = (choice.chosen(count, SEEDS[0]) for count in (10**6, 10))
     assert list(every)[:9] == list(some)[:9] and len(some) == 10 and len(every) > 20
-    needed = command.needed(SEEDS[0])
+    needed = choice.needed(SEEDS[0])
     assert all(keys[0] for _, _, keys in needed)
-    assert len(needed) == 2 * len(list(command.calls(SEEDS[0])))
+    assert len(needed) == 2 * len(list(choice.calls(SEEDS[0])))
 
 
 def test_of_ties_a_kernel_that_others_need_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call's choice, which it alone needs, is left out where it has a tie that others need."""
-    calls = [command.Call(None, weight, (name,)) for weight, name in ((5.0, "a"), (1.0, "b"), (3.0, "c"))]  # type: ignore[arg-type]
+    calls = [choice.Call(None, weight, (name,)) for weight, name in ((5.0, "a"), (1.0, "b"), (3.0, "c"))]  # type: ignore[arg-type]
     options: dict[str, list[dict[str, Any]]] = {"a": [{"own": 1}, {"shared": 2}], "b": [{"shared": 2}]}
     options["c"] = [{"two": 3, "shared": 2}]
-    monkeypatch.setattr(command, "GPUS", ("h100",))
-    monkeypatch.setattr(command, "calls", lambda _: calls)
-    monkeypatch.setattr(command, "for_stand_ins", lambda *_: {})
-    monkeypatch.setattr(command, "options_of", lambda call, _: options[call.groups[0]])
-    assert command.chosen(9) == {"shared": 2, "two": 3} and command.chosen(1) == {"shared": 2}
+    monkeypatch.setattr(choice, "GPUS", ("h100",))
+    monkeypatch.setattr(choice, "calls", lambda _: calls)
+    monkeypatch.setattr(choice, "for_stand_ins", lambda *_: {})
+    monkeypatch.setattr(choice, "options_of", lambda call, _: options[call.groups[0]])
+    assert choice.chosen(9) == {"shared": 2, "two": 3} and choice.chosen(1) == {"shared": 2}
 
 
 def test_some_are_chosen_as_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the most calls lack, which would wait without: of what one lacks, one is enough."""
-    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda **_: nullcontext(SimpleNamespace(map=in_turn)))
+    monkeypatch.setattr(choice, "ProcessPoolExecutor", lambda **_: nullcontext(SimpleNamespace(map=in_turn)))
     options: dict[str, list[dict[str, Any]]] = {
         "a": [{"x": 1}, {"y": 1}],
         "b": [{"y": 1, "had": 1}],
         "c": [{"had": 1}, {"x": 1}],
         "d": [{"two": 1, "more": 1}, {"z": 1}],
     }
-    calls = [command.Call(None, weight, (name,)) for name, weight in zip("abcd", (1.0, 2.0, 9.0, 0.5), strict=True)]  # type: ignore[arg-type]
-    monkeypatch.setattr(command, "stand_in_options", lambda call, _: options[call.groups[0]])
+    calls = [choice.Call(None, weight, (name,)) for name, weight in zip("abcd", (1.0, 2.0, 9.0, 0.5), strict=True)]  # type: ignore[arg-type]
+    monkeypatch.setattr(choice, "stand_in_options", lambda call, _: options[call.groups[0]])
     pairs = [(call, "h100") for call in calls]
-    found = command.for_stand_ins(pairs, frozenset({"had"}), 9)
+    found = choice.for_stand_ins(pairs, frozenset({"had"}), 9)
     assert found == {"y": pairs[0], "z": pairs[3]}
-    assert list(command.for_stand_ins(pairs, frozenset({"had"}), 1)) == ["y"]
+    assert list(choice.for_stand_ins(pairs, frozenset({"had"}), 1)) == ["y"]
 
 
 def test_the_share_that_is_served() -> None:
     """Of all kernels all, of none nothing, and of some less among GEMMs that none was chosen for."""
-    every = command.chosen(10**6, SEEDS[0])
+    every = choice.chosen(10**6, SEEDS[0])
     rows = command.served(every, SEEDS[0])
     assert {tie for group, *_, tie, _ in rows if "SMs" not in str(group)} == {"100 %"}
     assert {share for *_, share in command.served((), SEEDS[0])} == {"0 %"}
     (_, number, *shares), *others = command.served(every, SEEDS[1])
-    assert number == 2 * len(list(command.calls(SEEDS[1])))
+    assert number == 2 * len(list(choice.calls(SEEDS[1])))
     assert [number // 2] * 4 == [count for group, count, *_ in others if "SMs" in str(group)]
-    choice, tie, stand_in = (float(str(share).removesuffix(" %")) for share in shares)
-    assert 0 < choice <= tie < stand_in < 100
+    own, tie, stand_in = (float(str(share).removesuffix(" %")) for share in shares)
+    assert 0 < own <= tie < stand_in < 100
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "some.kit"
     assert command.main(["--check", "--out", str(file)]) == 1 and "there is no" in capsys.readouterr().err
-    real, launches = kit_build.build, command.chosen(10**6, SEEDS[0])
+    real, launches = kit_build.build, choice.chosen(10**6, SEEDS[0])
     shortest = {key: of for key, of in launches.items() if of[0].kernel.__name__ == "skinny_kernel"}
     asked: dict[str, Any] = {}
 
@@ -144,7 +145,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_what_a_file_lacks_is_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into the cache that the kit is built from."""
-    every = command.chosen(10**6, SEEDS[0])
+    every = choice.chosen(10**6, SEEDS[0])
     launches = {key: of for key, of in every.items() if of[0].kernel.__name__ == "skinny_kernel"}
     launches = dict(list(launches.items())[:2])
     monkeypatch.setattr(command, "CACHE", tmp_path / "cache")
@@ -157,12 +158,11 @@ def test_what_a_file_lacks_is_compiled_ahead(tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.glob("other/*"))
 
 
-def test_bits_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bits_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel of the kit once, with what the installed Triton compiles, where it can."""
     with forms.of_kits():
-        needed = [x for x in command.needed(SEEDS[0]) if x[0].groups[-1] == "bias"]
+        needed = [x for x in choice.needed(SEEDS[0]) if x[0].groups[-1] == "bias"]
     keys = dict.fromkeys(key for *_, options in needed for key in options[0])
-    held = SimpleNamespace(kernels=keys, capability=(9, 0))
     launched = []
 
     def output(problem: object, selection: object, device: object, of_kits: bool) -> torch.Tensor:
@@ -171,11 +171,12 @@ def test_bits_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             raise RuntimeError("this Triton has no clusters")
         return torch.tensor([len(launched) // 4])
 
-    monkeypatch.setattr(command, "needed", lambda _, part: needed[part[0] - 1 :: part[1]])
+    monkeypatch.setattr(command, "needed", lambda _: needed)
     monkeypatch.setattr(command, "output", output)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    (wrong,) = command.with_other_bits(held, (1, 1))  # type: ignore[arg-type]
-    assert "bias n" in wrong and launched == [True, False] * (len(launched) // 2)
-    said = f"{len(keys)} kernels; GEMMs: 1 with equal bits, 1 with others, {len(launched) // 2 - 2} not compiled here"
-    assert said in capsys.readouterr().out and len(launched) > 4
-    assert command.with_other_bits(held, (4, 4)) == []  # type: ignore[arg-type]
+    with forms.of_kits():
+        pairs = command.calls_of_each(SimpleNamespace(kernels=keys))  # type: ignore[arg-type]
+    assert len(keys) / 3 < len(pairs) <= len(keys) < len(needed)
+    found = command.compare(frozenset(keys), pairs)
+    assert found.keys == keys.keys() and len(found.other) == found.same == 1 and "bias n" in found.other[0]
+    assert launched == [True, False] * (found.refused + 2) and found.refused > 0
