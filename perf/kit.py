@@ -66,6 +66,7 @@ FILE = kits.SHIPPED / kits.NAMES[CAPABILITY]
 TRITON = "3.9.0"  # that compiles it
 CACHE = ROOT / "build" / "kit"  # Triton's cache, of kernels without lines
 DRAWN_AGAIN = 20  # one of so many kernels is compiled again
+TOGETHER = 8  # GEMMs that a process compares before it says so
 
 
 def compile_ahead(file: Path, launches: Option) -> None:
@@ -164,20 +165,24 @@ def with_other_bits(of: kit.Kit, processes: int) -> list[str]:
     Each kernel of the kit is launched. processes: how many compile and launch, side by side."""
     with forms.of_kits():
         pairs = calls_of_each(of)  # by forked processes, so before there is a context
-    shares = [pairs[i::processes] for i in range(processes)]
+    parts = [pairs[i : i + TOGETHER] for i in range(0, len(pairs), TOGETHER)]
     keys, found = frozenset(of.kernels), list[Compared]()
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        for compared in pool.map(partial(compare, keys), shares):
+        for done, compared in enumerate(pool.map(partial(compare, keys), parts), 1):
             found.append(compared)
-            print(f"{len(found)} of {processes} processes are done: {compared.same} GEMMs with equal bits", flush=True)
+            if done % 10 == 0:  # a run that is cut short has said what it found
+                print(_sum_of(found, len(keys)), flush=True)
+    print(_sum_of(found, len(keys)))
+    return [text for compared in found for text in compared.other]
+
+
+def _sum_of(found: Sequence[Compared], kernels: int) -> str:
     seen = frozenset[str]().union(*(x.keys for x in found))
-    same, refused = (sum(getattr(x, name) for x in found) for name in ("same", "refused"))
-    other = [text for x in found for text in x.other]
-    print(
-        f"{len(seen)} of {len(keys)} kernels; GEMMs: {same} with equal bits, {len(other)} with others, "
+    same, refused, other = sum(x.same for x in found), sum(x.refused for x in found), sum(len(x.other) for x in found)
+    return (
+        f"{len(seen)} of {kernels} kernels; GEMMs: {same} with equal bits, {other} with others, "
         f"{refused} not compiled here"
     )
-    return other
 
 
 class Compared(NamedTuple):
