@@ -23,7 +23,7 @@ from triton_gemm.suites.shapes import Shape
 
 GPUS = ("h100", "h200")
 OTHER_GPUS = ("h100-pcie", "h20")  # with other numbers of multiprocessors, which it is held to
-COUNT, STAND_INS, SEED = 1500, 6, 1
+COUNT, STAND_INS, SEED = 2000, 6, 1
 SAMPLED = 2  # of so many GEMMs that would wait, one is looked at
 # Of 2,000 drawn GEMMs.
 DRAWN = {"prefill": 600, "decode": 600, "mid": 300, "square": 50, "shortk": 100, "bigk": 100, "small": 150}

@@ -11,9 +11,9 @@ import torch
 from . import arguments, nn
 from .arithmetic import DTYPES, FLOATING, result_dtype
 from .compat import override_functions
-from .functional import rules
+from .functional import matrices, rules
 from .operands import matrix_without_memory
-from .problem import GemmProblem, Request
+from .problem import GATES, GemmProblem, Request
 
 Weight = torch.Tensor | tuple[int, int]
 
@@ -67,7 +67,7 @@ class _Layer(NamedTuple):
 def _of_model(model: torch.nn.Module, left_out: list[str]) -> Iterator[_Layer]:
     """The linear layers of a module that launch anything."""
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
+        if isinstance(module, (torch.nn.Linear, nn.GatedLinear)):
             try:
                 yield from _of_module(module)
             except Exception as error:  # whatever a library has made of it, the others are prepared
@@ -75,15 +75,17 @@ def _of_model(model: torch.nn.Module, left_out: list[str]) -> Iterator[_Layer]:
                 left_out.append(f"{name or type(module).__name__!r} is left out: {why}")
 
 
-def _of_module(module: torch.nn.Linear) -> Iterator[_Layer]:
+def _of_module(module: torch.nn.Linear | nn.GatedLinear) -> Iterator[_Layer]:
     weight, bias = module.weight, module.bias  # once: a parametrization computes them
     if override_functions(weight, bias):
         raise NotImplementedError(f"its weight, of {type(weight).__name__}, or its bias has a linear of its own")
     request = Request(bias=None if bias is None else "n")
     if isinstance(module, nn.Linear):
-        request = request._replace(
-            activation=module.activation, precision=module.precision, batch_invariant=module.batch_invariant
-        )
+        request = request._replace(activation=module.activation)
+    if isinstance(module, (nn.Linear, nn.GatedLinear)):
+        request = request._replace(precision=module.precision, batch_invariant=module.batch_invariant)
+    if isinstance(module, nn.GatedLinear) and matrices.gates_in_one_kernel(weight.dtype, request):
+        request = request._replace(gate=True, activation=GATES[module.activation])
     yield from _of_tensor("its weight", weight, request)
 
 

@@ -84,6 +84,23 @@ def test_what_is_compiled_is_what_calls_run_on(
         assert planned(plans, lambda: layer(x)) == compiled
 
 
+@pytest.mark.parametrize("how", [{}, {"dtype": FLOAT}, {"batch_invariant": True}], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_gated_layers_are_compiled(
+    bias: bool, how: dict[str, Any], compiled: Identities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one kernel in 16 bits, by two products else."""
+    layer = triton_gemm.nn.GatedLinear(256, 512, bias, **{"dtype": BF16, **how}).requires_grad_(False)
+    assert preparation.prepare(layer, 100, device=HOPPER).problems == 1
+    plans = plan_fakes.take_plans_away(monkeypatch)
+    layer(torch.zeros(100, 256, dtype=layer.weight.dtype))
+    assert [plan.problem.gate for plan in plans] == ([False] if how else [True])
+    for plan in plans:
+        made = binaries.launches_on(HOPPER, plan.problem, plan.selection)
+        operands = binaries.operands_of(plan.problem, made)
+        assert compiled == {binaries.identity(launch, operands) for launch in made}
+
+
 def test_the_test_can_fail(compiled: Identities, monkeypatch: pytest.MonkeyPatch) -> None:
     preparation.prepare(linear(512, 256, bias=False), 100, device=HOPPER)
     plans = plan_fakes.take_plans_away(monkeypatch)

@@ -44,7 +44,7 @@ def public() -> dict[str, Callable[..., Any]]:
                 if one is not None:
                     found[f"{module}.{name}"] = one
     found.pop("problem.aligned", None)  # what docs/tuning.md says that two modules use
-    return {name: x for name, x in found.items() if inspect.isfunction(x) or x is nn.Linear}
+    return {name: x for name, x in found.items() if inspect.isfunction(x) or x in (nn.Linear, nn.GatedLinear)}
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
@@ -93,6 +93,7 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
         },
         "explain": {"input": a, "other": b, "bias": ones(5), **named},
         "nn.Linear": {"in_features": 3, "out_features": 5},
+        "nn.GatedLinear": {"in_features": 3, "out_features": 5},
         "selection_fingerprint": named,
         "check_ranks": named,
         "set_policy": {"name": "cached"},
@@ -116,8 +117,9 @@ def right(device: str, folder: Path) -> dict[str, Arguments]:
     }
 
 
+MODULES = "nn.Linear", "nn.GatedLinear"
 # For want of a group of ranks, a GPU, or a compiler; and what is called later.
-NOT_CALLED = {"check_ranks", "tune", "compare", "calibrate", "prepare", "nn.Linear"}
+NOT_CALLED = {"check_ranks", "tune", "compare", "calibrate", "prepare", *MODULES}
 
 # --- Kinds of parameters, and what none of that kind may be ---
 
@@ -198,7 +200,7 @@ OF_KINDS = {
     "flag": "batch_invariant use_fast_accum enabled parts reset resume keep required learn prepare.bias",
     "word": "precision activation name bits measure layout group_dim first_calls",
     "size": "M N K batch groups repeat least_rows workers",
-    "torch's": "nn.Linear.in_features nn.Linear.out_features nn.Linear.device",
+    "torch's": " ".join(f"{x}.{y}" for x in MODULES for y in ("in_features", "out_features", "device")),
     "positive": "us default_us",
     "positive or none": "torch_us",
     "text": "measured by",
@@ -220,7 +222,7 @@ OF_KINDS = {
 }
 OF_PARAMETERS: Mapping[str, str] = {name: kind for kind, names in OF_KINDS.items() for name in names.split()}
 # What torch.nn.Linear takes without a look.
-UNCHECKED = {"nn.Linear.bias"}
+UNCHECKED = {f"{name}.bias" for name in MODULES}
 
 
 def kind_of(function: str, parameter: str) -> Kind | None:
@@ -285,7 +287,7 @@ _TORCHS: dict[str, Callable[..., Any]] = {
     "grouped_matmul": torch.nn.functional.grouped_mm,
     **{name: getattr(torch, name) for name in ("matmul", "mm", "bmm", "mv", "addmm", "baddbmm")},
     "linear": _linear,
-    "nn.Linear": torch.nn.Linear,
+    **dict.fromkeys(MODULES, torch.nn.Linear),
 }
 
 

@@ -163,13 +163,18 @@ def _launches(
         yield matrices, more
 
 
+def gates_in_one_kernel(dtype: torch.dtype, request: Request) -> bool:
+    """Whether one kernel computes a gated product of operands of this dtype, whose biases are rows."""
+    half = dtype in HALF.dtypes and request.out_dtype in (None, dtype)
+    return half and not plan.remembering(request).batch_invariant
+
+
 def _is_one_product(x: Operands, request: Request, shape: Sequence[int]) -> bool:
     """Whether one kernel computes it: of a gate one for 16 bits, and if rows may have other bits with other rows."""
 
     if x.gate is not None:
         are_rows = all(bias is None or bias.shape == shape[-1:] for bias in (x.input, x.gate_bias))
-        half = x.a.dtype in HALF.dtypes and request.out_dtype in (None, x.a.dtype)
-        return are_rows and half and not plan.remembering(request).batch_invariant
+        return are_rows and gates_in_one_kernel(x.a.dtype, request)
     if x.residual is None or x.input is None:
         return True
     # There is no place for a matrix beside the residual.

@@ -1,4 +1,4 @@
-"""`nn.Linear` in the place of a layer that is there."""
+"""Modules in the place of layers that are there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from triton_gemm.nn import Linear
+from triton_gemm.nn import GatedLinear, Linear
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -32,3 +32,40 @@ def test_it_shares_the_parameters_of_a_layer(bias: bool) -> None:
 def test_what_it_cannot_replace(module: Any, how: dict[str, Any], kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says):
         Linear.from_torch(module, **how)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_gated_layer_shares_the_parameters_of_two(dtype: torch.dtype) -> None:
+    up, gate = (torch.nn.Linear(32, 16, dtype=dtype) for _ in range(2))
+    ours, x = GatedLinear.from_torch(up, gate), torch.randn(4, 32, dtype=dtype)
+    assert ours.weight is up.weight and ours.gate_bias is gate.bias
+    assert [*ours.state_dict()] == ["weight", "bias", "gate", "gate_bias"]
+    torch.testing.assert_close(ours(x), torch.nn.functional.silu(gate(x)) * up(x), atol=0.02, rtol=0.02)
+    ours(x).sum().backward()
+    assert up.weight.grad is not None and gate.weight.grad is not None
+    assert repr(ours) == "GatedLinear(in_features=32, out_features=16, bias=True, activation='swiglu')"
+
+
+def test_a_gated_layer_of_its_own() -> None:
+    torch.manual_seed(3)
+    ours = GatedLinear(8, 6, bias=False, dtype=torch.float64, activation="reglu")
+    torch.manual_seed(3)
+    up, gate = (torch.nn.Linear(8, 6, bias=False, dtype=torch.float64) for _ in range(2))
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), torch.relu(gate(x)) * up(x))
+
+
+@pytest.mark.parametrize(
+    ("up", "gate", "how", "kind", "says"),
+    [
+        ((2, 2), (2, 3), {}, ValueError, r"weights must be alike, not \[2, 2\]"),
+        ((2, 2), (2, 2, False), {}, ValueError, "only one of the layers has a bias"),
+        ((2, 2), (2, 2), {"activation": "silu"}, ValueError, "activation must be one of swiglu"),
+        ((2, 2), (2, 2), {"precision": "fast"}, ValueError, "precision must be one of ieee"),
+    ],
+)
+def test_what_makes_no_gated_layer(up: Any, gate: Any, how: dict[str, Any], kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        GatedLinear.from_torch(torch.nn.Linear(*up), torch.nn.Linear(*gate), **how)
+    with pytest.raises(TypeError, match="argument 'gate' must be Linear, not Bilinear"):
+        GatedLinear.from_torch(torch.nn.Linear(2, 2), torch.nn.Bilinear(2, 2, 2))  # type: ignore[arg-type]
