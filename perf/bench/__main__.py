@@ -40,8 +40,8 @@ try:
     from perf.common.formats import Cell
     from perf.measure import environment
     from perf.measure.providers import OURS
-    from perf.measure.timer import DeviceLostError
     from triton_gemm.suites import ALL, PRECISION, SUITES, Suite, chosen
+    from triton_gemm.tuning.timing import DeviceLostError
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise

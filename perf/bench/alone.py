@@ -23,7 +23,6 @@ from perf.common import formats
 from perf.common.files import shown
 from perf.measure import environment
 from perf.measure.compile_ahead import compile_ahead
-from perf.measure.timer import Replay, interleave, ratios, repeats, settle
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.device import DeviceInfo, current_device_info
 from triton_gemm.problem import GemmProblem
@@ -36,7 +35,7 @@ from triton_gemm.suites.shapes import Shape
 from triton_gemm.tables.records import named
 from triton_gemm.tuning.of_torch import torchs_product
 from triton_gemm.tuning.operands import operands, sets_of
-from triton_gemm.tuning.timing import once_ms
+from triton_gemm.tuning.timing import Replay, interleave, once_ms, ratios, repeats, settle
 
 NAME, FILE = "alone", "alone.csv"
 CUBLAS = "cuBLAS"

@@ -31,9 +31,9 @@ from perf.common import arguments as args
 from perf.common import formats
 from perf.common.files import shown
 from perf.measure import environment, operands
-from perf.measure.timer import Queue, interleave, percentiles
+from perf.measure.timer import percentiles
 from triton_gemm.runtime import native_build
-from triton_gemm.tuning.timing import no_garbage
+from triton_gemm.tuning.timing import Queue, interleave, no_garbage
 
 NAME, FILE = "processes", "processes.csv"
 CLEAN, BAR, IDLE, LOADING = "clean", "after a tqdm bar", "16 idle threads", "4 threads load a checkpoint"

@@ -34,12 +34,12 @@ try:
     from perf.calibrate.times import FILE, read
     from perf.common import arguments as args
     from perf.measure import environment
-    from perf.measure.timer import DeviceLostError
     from triton_gemm.calibration import kept
     from triton_gemm.hardware import device_model
     from triton_gemm.hardware.device_model import model_of
     from triton_gemm.suites import SUITES
     from triton_gemm.suites.shapes import Shape
+    from triton_gemm.tuning.timing import DeviceLostError
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise

@@ -16,6 +16,7 @@ from perf.calibrate.times import CLUSTER, Measured, Way, write
 from perf.measure import operands, timer
 from perf.measure.compile_ahead import compile_ahead
 from perf.measure.providers import CUBLAS, cublas
+from perf.measure.roofline import clocks_under_load
 from perf.measure.timer import Provider
 from triton_gemm import kernels
 from triton_gemm.hardware.device import DeviceInfo, device_info
@@ -66,7 +67,7 @@ def measure(
         jobs.append((shape, mode, plans))
     console.print(f"{len(jobs)} shapes, {sum(len(plans) for *_, plans in jobs)} candidates: compiling")
     compile_ahead({gemm_problem(shape, mode): [way.selection() for way in plans] for shape, mode, plans in jobs})
-    surroundings = {**surroundings, "clocks": sweep.clocks_under_load(sweep.SETTLE_S)}
+    surroundings = {**surroundings, "clocks": clocks_under_load(sweep.SETTLE_S)}
     done: list[Measured] = []
     failures: list[str] = []
     for seed, (shape, mode, plans) in enumerate(jobs):

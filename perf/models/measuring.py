@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 import triton_gemm
-from perf.measure.timer import interleave, percentiles, ratios, round_count
+from perf.measure.timer import percentiles
 from perf.models.cases import Work
 from perf.models.tables import MEANWHILE, OURS, PROVIDERS, TORCH
 from triton_gemm.functional import routing
 from triton_gemm.runtime import background
+from triton_gemm.tuning.timing import interleave, ratios, round_count
 
 ROUNDS = (5, 20)
 TURN_S = 0.1  # what a turn takes at least, in runs

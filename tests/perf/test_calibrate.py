@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from perf.bench import sweep
 from perf.calibrate import __main__ as calibrate
 from perf.calibrate import design, measure, regret, shapes, times
 from perf.calibrate.times import Measured
-from perf.measure import environment, operands, timer
+from perf.measure import environment
 from tests.support.lab_fakes import FakePlan, take_gpu_away
 from tests.support.report_records import SURROUNDINGS
 from tests.support.table_fakes import HOPPER
@@ -372,10 +371,10 @@ def test_measuring_needs_the_kernels_gpu(capsys: pytest.CaptureFixture[str], mon
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets candidates be measured on the CPU, where plans compute and replays take no time."""
-    take_gpu_away(monkeypatch, operands, timer)
+    take_gpu_away(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(sweep, "clocks_under_load", lambda _: {"clocks_sm": 1755})
+    monkeypatch.setattr(measure, "clocks_under_load", lambda _: {"clocks_sm": 1755})
     monkeypatch.setattr(environment, "describe", lambda _: dict(SURROUNDINGS))
     monkeypatch.setattr(measure, "GemmPlan", FakePlan)
     monkeypatch.setattr(measure, "compile_ahead", lambda _: None)

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from math import exp
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -158,13 +158,17 @@ class FakeReplay:
         return lambda: 1.0
 
 
-def take_gpu_away(patch: pytest.MonkeyPatch, operands: ModuleType, timer: ModuleType) -> None:
+def replays_take_no_time(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(timing, "Replay", FakeReplay)
+    patch.setattr(timing, "once_ms", lambda call: (call(), 1.0)[1])
+
+
+def take_gpu_away(patch: pytest.MonkeyPatch) -> None:
     """Lets `perf.measure.timer` time what `perf.measure.operands` lays on the CPU."""
-    patch.setattr(operands, "DEVICE", "cpu")
-    patch.setattr(timer, "Replay", FakeReplay)
-    patch.setattr(timer, "sets_of", lambda *_: 2)
-    patch.setattr(timer, "settle", lambda *_, **__: None)
-    patch.setattr(timer, "once_ms", lambda call: (call(), 1.0)[1])
+    replays_take_no_time(patch)
+    patch.setattr(timing, "settle", lambda *_, **__: None)
+    patch.setattr("perf.measure.operands.DEVICE", "cpu")
+    patch.setattr("perf.measure.timer.sets_of", lambda *_: 2)
     patch.setattr(torch.cuda, "synchronize", lambda: None)
 
 
@@ -234,9 +238,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, default_policy: None) -> None:
     monkeypatch.setattr(gpu, "GemmPlan", FakePlan)
     monkeypatch.setattr(gpu, "Worker", lambda _: None)
     monkeypatch.setattr(gpu, "device_info", lambda _: HOPPER)
-    monkeypatch.setattr(timing, "Replay", FakeReplay)
     monkeypatch.setattr(timing, "occupy", lambda clocks: None)
-    monkeypatch.setattr(timing, "once_ms", lambda call: (call(), 1.0)[1])
+    replays_take_no_time(monkeypatch)
 
 
 @pytest.fixture
