@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..hardware.device import DeviceInfo
 from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
@@ -97,15 +99,17 @@ def probes(device: DeviceInfo) -> list[Probe]:
 
 
 def ways(problem: GemmProblem, device: DeviceInfo) -> dict[Selection, Candidate]:
-    """The WAYS fastest legal candidates as predicted, each in another configuration, the model's choice first."""
-    found: dict[Selection, Candidate] = {}
-    configs = set()
-    for _, candidate in ranked(problem, device):
+    """The fastest legal candidates as predicted, each in another configuration, the model's choice first."""
+    legal = (candidate for _, candidate in ranked(problem, device) if illegal(problem, device, candidate) is None)
+    return {Selection.of(candidate, "", "tuner"): candidate for candidate in of_each_config(legal)}
+
+
+def of_each_config(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The first WAYS of them that are of different configurations."""
+    found: dict[object, Candidate] = {}
+    for candidate in candidates:
         kernel, config, _, swap_ab, _ = candidate.algorithm
-        form = (kernel, config, swap_ab)
-        if form not in configs and illegal(problem, device, candidate) is None:
-            configs.add(form)
-            found[Selection.of(candidate, "", "tuner")] = candidate
-            if len(found) == WAYS:
-                break
-    return found
+        found.setdefault((kernel, config, swap_ab), candidate)
+        if len(found) == WAYS:
+            break
+    return list(found.values())
