@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -136,7 +137,7 @@ def show_changes(done: Sequence[Sweep], before: Mapping[str, Sweep], least: floa
     slower = False
     for found in (one for one in done if one["suite"] in before):
         changes = scores.changes(before[found["suite"]], found)
-        mean = scores.geometric_mean(changes.values()) if changes else 0.0
+        mean = geometric_mean(changes.values()) if changes else 0.0
         worst = min(changes, key=changes.__getitem__, default="no shape is in both")
         below = least is not None and mean < least
         line = f"{scores.label(found)} against the baseline: {mean:.3f} over {len(changes)} shapes"

@@ -5,9 +5,9 @@ A sweep is a dict as `perf/bench/sweep.py` writes it: one suite's shapes by key,
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any
 
 from perf.measure.providers import CUBLAS, OURS
@@ -98,12 +98,6 @@ class Score:
             return None
         least = self.target.minimum
         return self.missing == 0 and self.mean >= self.target.mean and (least is None or self.minimum >= least)
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Of positive numbers."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
 
 
 def scores(sweep: Sweep) -> list[Score]:

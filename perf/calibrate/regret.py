@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 
 from rich.console import Console
 from rich.table import Table
 
-from perf.bench.scores import geometric_mean
 from perf.calibrate.times import Calibration, Measured
 from triton_gemm.hardware.device_model import DeviceModel
 from triton_gemm.kernels.candidate import Candidate

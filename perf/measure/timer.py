@@ -95,15 +95,8 @@ def measure(
     same for each of `others`), `error` and the provider's details, or else `absent` (does not take the problem) or
     `failed` with the reason; at a pace with extras `call_us` as well.
     """
-    record: dict[str, Any] = {
-        "M": problem.M,
-        "N": problem.N,
-        "K": problem.K,
-        "mode": problem.mode,
-        "hot": problem.hot,
-        "seed": problem.seed,
-        "budget_s": budget_s,
-    }
+    record: dict[str, Any] = {name: getattr(problem, name) for name in ("M", "N", "K", "mode", "hot", "seed")}
+    record["budget_s"] = budget_s
     if pace.extras:
         record["clocks_before"] = environment.clocks()
     with fp32_precision("tf32" if problem.mode == "tf32" else "ieee"):

@@ -77,7 +77,6 @@ def test_a_limit_spaces_shapes_evenly() -> None:
 
 
 def test_a_score_is_mean_minimum_and_losers() -> None:
-    assert scores.geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
     one, two, three, four = keys("square", 4)
     (score,) = scores.scores(made_up_sweep("square", {one: 2.0, two: 0.5, three: 0.8, four: 1.0}))
     assert score.mean == pytest.approx((2 * 0.5 * 0.8) ** 0.25)

@@ -66,6 +66,9 @@ class Bench(Protocol[_Way]):
     def drop(self, way: _Way) -> None:
         """It will not be timed again."""
 
+    def close(self) -> None:
+        """Gives its memory back."""
+
 
 @dataclass(frozen=True)
 class Race(Generic[Way]):
@@ -269,14 +272,8 @@ def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool) -> _V
     clear = all(i == fastest or abs(behind[i] - cut) > unsure[i] for i in range(chosen + 1))
     rival = chosen if chosen != incumbent else fastest
     noise = CONFIDENCE * deviation(logs[rival]) if rival != incumbent else 0.0
-    return _Verdict(
-        chosen=chosen,
-        fastest=fastest,
-        clear=clear,
-        out=out,
-        noise=noise,
-        beaten=chosen != incumbent and places[chosen] + noise < 0,
-    )
+    beaten = chosen != incumbent and places[chosen] + noise < 0
+    return _Verdict(chosen, fastest, clear, out, noise, beaten)
 
 
 def _widest_gap(behind: Sequence[float]) -> float:
