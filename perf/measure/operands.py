@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from perf.measure import numerics
-from triton_gemm.arithmetic import EMULATED
+from triton_gemm.arithmetic import ARITHMETICS, HALF
 from triton_gemm.functional.activations import ACTIVATIONS
 from triton_gemm.operands import matrix
 from triton_gemm.suites.shapes import Shape
@@ -20,18 +20,8 @@ DEVICE = "cuda"
 CHECK_FLOP = 2.0**38  # of an fp64 product of some rows
 CHECK_RESULTS = 2**26  # elements of C that are held in fp64
 MIN_CHECK_ROWS = 16
-MODE_DTYPES = {
-    "ieee": torch.float32,
-    "tf32": torch.float32,
-    **dict.fromkeys(EMULATED, torch.float32),
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "int32": torch.int32,
-    "int8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
-    "fp8 fast": torch.float8_e4m3fn,
-    "fp64": torch.float64,
-}
+MODE_DTYPES = {name: found.dtypes[0] for name, found in ARITHMETICS.items() if found is not HALF}
+MODE_DTYPES |= {"fp16": torch.float16, "bf16": torch.bfloat16, "int32": torch.int32}
 # What a product is stored as, where that is not the operands' type.
 OUT_DTYPES = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16}
 LESS_THAN_FP32 = ("bf16x3",)  # torch has nothing like it: only the bound counts

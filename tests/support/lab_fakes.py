@@ -12,6 +12,7 @@ from math import exp
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from triton_gemm.tuning.race import FailedError
 REPLAY_S = 0.004
 REFERENCE_MS = 0.007
 CPU = torch.device("cpu")
+FULL = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
 
 
 class Kernels:
@@ -116,6 +118,7 @@ class FakeLab:
         self.mhz: Callable[[float], int] = lambda now: 1980
         self.slowed: Callable[[float], tuple[str, ...]] = lambda now: ()
         self.benches: list[tuple[GemmProblem, int]] = []
+        self.fields: list[Sequence[Selection]] = []  # of these
         self.compiled: list[GemmProblem] = []
 
     def now(self) -> float:
@@ -141,6 +144,7 @@ class FakeLab:
         if problem in self.full:
             raise torch.OutOfMemoryError("operands of 9 MiB are too much for 1 MiB of free memory\nand more")
         self.benches.append((problem, seed))
+        self.fields.append(ways)
         self.kernels.incumbent = ways[0]
         return self.kernels
 

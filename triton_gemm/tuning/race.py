@@ -262,7 +262,7 @@ def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool) -> _V
     first has won before, and stays if it is in TIE at all."""
     places = [middle(row) for row in logs]
     fastest = min(range(len(places)), key=places.__getitem__)
-    differences = [_difference(row, logs[fastest]) for row in logs]
+    differences = [[x - y for x, y in zip(row, logs[fastest], strict=False)] for row in logs]
     behind = [middle(row) for row in differences]
     unsure = [CONFIDENCE * deviation(row) for row in differences]
     out = tuple(place - by > TIE[1] for place, by in zip(behind, unsure, strict=True))
@@ -287,13 +287,8 @@ def _widest_gap(behind: Sequence[float]) -> float:
 
 def middle(row: Sequence[float]) -> float:
     """The mean of the middle half: what disturbs a round is left out, at less noise than the median's."""
-    kept = _half(row)
-    return fmean(kept)
-
-
-def _half(row: Sequence[float]) -> list[float]:
-    ordered, cut = sorted(row), len(row) // 4
-    return ordered[cut : len(row) - cut]
+    cut = len(row) // 4
+    return fmean(sorted(row)[cut : len(row) - cut])
 
 
 def deviation(row: Sequence[float]) -> float:
@@ -307,7 +302,3 @@ def deviation(row: Sequence[float]) -> float:
     mean = fmean(clipped)
     variance = sum((x - mean) ** 2 for x in clipped) / (count - 1)
     return sqrt(variance / count) / ((count - 2 * cut) / count) or 1e-9
-
-
-def _difference(row: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [x - y for x, y in zip(row, other, strict=False)]
