@@ -9,7 +9,6 @@ cuBLAS. Exit status: 2 for a mistake in the call.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
@@ -17,7 +16,6 @@ from typing import Any
 
 import torch
 
-from perf.bench.processes import OF_ENVIRONMENT
 from perf.common import arguments as args
 from perf.common import formats
 from perf.common.files import shown
@@ -141,16 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs = {x: of_each_tile(x, info, given.candidates) for x in (gemm_problem(shape, "bf16") for shape in PRODUCTS)}
     compile_ahead(jobs)
     measured: list[list[formats.Cell]] = []
-    file = environment.RESULTS / environment.slug(surroundings["gpu"]) / FILE
-    file.parent.mkdir(parents=True, exist_ok=True)
-    of = [surroundings[name] for name in OF_ENVIRONMENT]
     with held():
         for problem, candidates in jobs.items():
             found = list(measure(problem, candidates, device))
             measured += found
             print(formats.table(COLUMNS, found), flush=True)
-            with file.open("w", newline="") as opened:
-                rows = [[*row, *of] for row in measured]
-                csv.writer(opened, lineterminator="\n").writerows([[*COLUMNS, *OF_ENVIRONMENT], *rows])
+            file = environment.write_csv(surroundings, FILE, COLUMNS, measured)
     print(f"Written to {shown(file)}.")
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.calibrate.shapes import OTHER, REGIMES
-from perf.common.files import read_json, times_of
+from perf.common.files import read_json, times_of, write_whole
 from triton_gemm import kernels
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import DeviceModel
@@ -98,16 +97,8 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
         rows = ",\n".join(f"   {json.dumps(_row(way, us), separators=(',', ':'))}" for way, us in found.us.items())
         shapes.append(f'  {head}, "rows": [\n{rows}]}}')
     described = json.dumps(dict(surroundings), indent=1).replace("\n", "\n ")
-    text = ",\n".join(
-        (
-            f' "environment": {described}',
-            f' "columns": {json.dumps(COLUMNS)}',
-            ' "shapes": [\n' + ",\n".join(shapes) + "]",
-        )
-    )
-    partial = target.with_suffix(".partial")
-    partial.write_text(f"{{\n{text}\n}}\n")
-    os.replace(partial, target)
+    head = f'{{\n "environment": {described},\n "columns": {json.dumps(COLUMNS)},\n "shapes": [\n'
+    write_whole(target, head + ",\n".join(shapes) + "]\n}\n")
 
 
 def read(*sources: Path) -> Calibration:
