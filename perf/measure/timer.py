@@ -165,9 +165,7 @@ def is_right(provider: Provider, operands: Operands, check: Check, result: dict[
 
 def _failed(provider: Provider, result: dict[str, Any], error: Exception) -> None:
     result["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as lost:
+    if (lost := timing.lost()) is not None:
         raise DeviceLostError(f"after {provider.name}: {lost}") from lost
 
 

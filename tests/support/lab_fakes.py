@@ -173,7 +173,7 @@ def take_gpu_away(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(timing, "settle", lambda *_, **__: None)
     patch.setattr("perf.measure.operands.DEVICE", "cpu")
     patch.setattr("perf.measure.timer.sets_of", lambda *_: 2)
-    patch.setattr(torch.cuda, "synchronize", lambda: None)
+    patch.setattr(torch.cuda, "synchronize", lambda *_: None)
 
 
 class FakePlan:

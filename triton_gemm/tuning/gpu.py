@@ -165,7 +165,8 @@ class Bench:
             raise FailedError(f"{error}".splitlines()[0]) from None
         except Exception as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._require_device(way, why)
+            if timing.lost(self.gpu.device) is not None:
+                self._lost(way, why)
         finally:
             self.gpu.journal.end()
         return self._fail(way, why)
@@ -310,12 +311,6 @@ class Bench:
         self.sets.clear()
         release_captured()
         self.c = self.expected = self.torchs = None
-
-    def _require_device(self, way: Way, why: str) -> None:
-        try:
-            torch.cuda.synchronize(self.gpu.device)
-        except RuntimeError:
-            self._lost(way, why)
 
     def _lost(self, way: Way, why: str) -> None:
         what = way if way == TORCH else f"{way.kernel} {way.config}"
