@@ -34,8 +34,9 @@ try:
     from perf.common import arguments as args
     from perf.common.files import write_json
     from perf.measure import environment
-    from perf.measure.timer import interleave, percentiles, ratios
+    from perf.measure.timer import percentiles
     from perf.pages import gpt_tables
+    from triton_gemm.tuning.timing import interleave, ratios
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise

@@ -19,8 +19,8 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -40,8 +40,8 @@ try:
     from perf.common.formats import Cell
     from perf.measure import environment
     from perf.measure.providers import OURS
-    from perf.measure.timer import DeviceLostError
     from triton_gemm.suites import ALL, PRECISION, SUITES, Suite, chosen
+    from triton_gemm.tuning.timing import DeviceLostError
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
@@ -49,21 +49,6 @@ except ModuleNotFoundError as error:
 
 WIDE = 200  # columns where there is no terminal
 SHAPE_WIDTH, CELL_WIDTH = 34, 10
-
-
-@dataclass(frozen=True)
-class Call:
-    """The command line, parsed; json and out are where to write, None is the default place; baseline: a sweep, or a
-    folder of sweeps, to compare with; fail_below: what each suite's mean against it is to reach. No suites: their names
-    are to be listed."""
-
-    suites: tuple[Suite, ...]
-    options: sweep.Options
-    json: Path | None
-    out: Path | None
-    list_only: bool
-    baseline: Path | None = None
-    fail_below: float | None = None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)
-    if call.list_only:
+    if call.list:
         show_list(call, console)
         return 0
     surroundings = environment.describe("bench")
@@ -118,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failures or slower else 0
 
 
-def baselines(call: Call) -> dict[str, Sweep]:
+def baselines(call: argparse.Namespace) -> dict[str, Sweep]:
     """The sweep of each suite to compare with; none without --baseline. ValueError where it is another suite's."""
     given, found = call.baseline, dict[str, Sweep]()
     if given is None:
@@ -136,7 +121,7 @@ def show_changes(done: Sequence[Sweep], before: Mapping[str, Sweep], least: floa
     slower = False
     for found in (one for one in done if one["suite"] in before):
         changes = scores.changes(before[found["suite"]], found)
-        mean = scores.geometric_mean(changes.values()) if changes else 0.0
+        mean = geometric_mean(changes.values()) if changes else 0.0
         worst = min(changes, key=changes.__getitem__, default="no shape is in both")
         below = least is not None and mean < least
         line = f"{scores.label(found)} against the baseline: {mean:.3f} over {len(changes)} shapes"
@@ -197,7 +182,7 @@ def show_summary(done: Sequence[Sweep], console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def show_list(call: Call, console: Console) -> None:
+def show_list(call: argparse.Namespace, console: Console) -> None:
     """The shapes that would be measured; the suites and their sizes if none is named."""
     for name, suite in SUITES.items() if not call.suites else ():
         line = f"{name:<{max(map(len, SUITES))}} {len(suite.shapes):>4} shapes: {suite.reason}"
@@ -208,7 +193,8 @@ def show_list(call: Call, console: Console) -> None:
             console.print(f"  {shape.key:<{SHAPE_WIDTH}} {shape.name}".rstrip(), highlight=False, soft_wrap=True)
 
 
-def parse(arguments: Sequence[str] | None) -> Call:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; its `suites` and `options`. No suites: their names are to be listed."""
     parser = argparse.ArgumentParser(prog="python -m perf.bench", description=__doc__)
     known = ", ".join(SUITES)
     parser.add_argument(
@@ -264,9 +250,10 @@ def parse(arguments: Sequence[str] | None) -> Call:
     if not 0 < given.budget < float("inf"):
         parser.error("--budget is a number of seconds above 0")
     dtype = given.dtype or sweep.Options.dtype
-    options = sweep.Options(dtype, given.budget, given.limit, given.providers, given.unseen, given.warm, given.peers)
-    suites = tuple(SUITES[name] for name in names)
-    return Call(suites, options, given.json, given.out, given.list, given.baseline, given.fail_below)
+    of_shapes = (given.limit, given.providers, given.unseen, given.warm, given.peers)
+    given.options = sweep.Options(dtype, given.budget, *of_shapes)
+    given.suites = [SUITES[name] for name in names]
+    return given
 
 
 def _names(text: str) -> tuple[str, ...]:

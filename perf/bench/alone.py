@@ -9,34 +9,30 @@ cuBLAS. Exit status: 2 for a mistake in the call.
 from __future__ import annotations
 
 import argparse
-import csv
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import closing
 from statistics import median
 from typing import Any
 
 import torch
 
-from perf.bench.processes import OF_ENVIRONMENT
 from perf.common import arguments as args
 from perf.common import formats
 from perf.common.files import shown
 from perf.measure import environment
 from perf.measure.compile_ahead import compile_ahead
-from perf.measure.timer import Replay, interleave, ratios, repeats, settle
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.device import DeviceInfo, current_device_info
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import policies
-from triton_gemm.runtime.background import held
-from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.selection.select import Selection, ranked
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 from triton_gemm.tables.records import named
-from triton_gemm.tuning.of_torch import torchs_product
-from triton_gemm.tuning.operands import operands, sets_of
-from triton_gemm.tuning.timing import once_ms
+from triton_gemm.tuning import measuring
+from triton_gemm.tuning.gpu import TORCH, Gpu, Way
+from triton_gemm.tuning.timing import Stopwatch, interleave, ratios, settle
 
 NAME, FILE = "alone", "alone.csv"
 CUBLAS = "cuBLAS"
@@ -50,10 +46,9 @@ PRODUCTS = (
     Shape(2176, 2176, 8320, layout="tn"),
 )
 WITHIN = 1.2  # of the best prediction, and at most CANDIDATES
-CANDIDATES, TURN_MS, TURNS, ALONE_MS, BLOCKS = 15, 4.0, 16, 260.0, 2
+CANDIDATES, TURNS, ALONE_MS, BLOCKS = 15, 16, 260.0, 2
 SPIN, LAUNCH_US = 100_000, 2.0  # clocks that a kernel waits, to tell the clock by; what its events add
 COLUMNS = ("product", "candidate", "turns_us", "turns", "alone_us", "alone", "mhz")  # `turns`, `alone`: of cuBLAS
-Run = Callable[[], object]
 
 
 def of_each_tile(problem: GemmProblem, device: DeviceInfo, count: int) -> list[Selection]:
@@ -71,20 +66,6 @@ def of_each_tile(problem: GemmProblem, device: DeviceInfo, count: int) -> list[S
     return list(found.values())
 
 
-def runs_of(problem: GemmProblem, candidates: Sequence[Selection], device: torch.device) -> dict[str, list[Run]]:
-    """Calls of cuBLAS and of each candidate, on sets of operands that L2 does not hold."""
-    l2 = torch.cuda.get_device_properties(device).L2_cache_size
-    sets = operands(problem, sets_of(problem, l2, torch.cuda.mem_get_info(device)[0]), device)
-    by_torch, why = torchs_product(problem)
-    assert by_torch is not None, why
-    found: dict[str, list[Run]] = {CUBLAS: [partial(by_torch, *of, beta=0.0) for of in sets]}
-    for candidate in candidates:
-        plan = GemmPlan(problem, candidate, device)
-        plan.compile()
-        found.setdefault(named(candidate), [partial(plan.run, a, b, c, tuple(more)) for a, b, c, *more in sets])
-    return found
-
-
 def clock_mhz() -> Callable[[], float]:
     """Queues a kernel that spins. The function returned waits for it and gives the SM clock in MHz."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -99,30 +80,29 @@ def clock_mhz() -> Callable[[], float]:
     return read
 
 
-def alone(replay: Replay) -> tuple[float, float]:
-    """Milliseconds of a call and MHz, in the second half of ALONE_MS."""
-    times, clocks, total = [], [], 0.0
-    while total < ALONE_MS:
-        waiting, clock = [replay.start() for _ in range(4)], clock_mhz()
+def alone(start: Stopwatch, replay_ms: float) -> tuple[float, float]:
+    """Milliseconds of a call and MHz, in the second half of ALONE_MS, of replays that take about so long."""
+    times, clocks = [], []
+    for _ in range(math.ceil(ALONE_MS / (4 * replay_ms))):
+        waiting, clock = [start() for _ in range(4)], clock_mhz()
         times += [read() for read in waiting]
         clocks.append(clock())
-        total += sum(times[-4:]) * replay.repeats
     return median(times[len(times) // 2 :]), median(clocks[len(clocks) // 2 :])
 
 
-def measure(
-    problem: GemmProblem, candidates: Sequence[Selection], device: torch.device
-) -> Iterator[list[formats.Cell]]:
-    """COLUMNS of cuBLAS and each candidate."""
-    replays = {}
-    for name, calls in runs_of(problem, candidates, device).items():
-        replays[name] = Replay(calls, repeats(once_ms(calls[-1]), len(calls), TURN_MS))
-    settle(replays[CUBLAS].start, 0.6)
-    in_turns = interleave({name: replay.start for name, replay in replays.items()}, TURNS)
-    by_itself: dict[str, list[tuple[float, float]]] = {name: [] for name in replays}
-    for block in range(BLOCKS):
-        for name in list(replays)[:: -1 if block % 2 else 1]:
-            by_itself[name].append(alone(replays[name]))
+def measure(gpu: Gpu, problem: GemmProblem, candidates: Sequence[Selection]) -> Iterator[list[formats.Cell]]:
+    """COLUMNS of cuBLAS and each candidate. FailedError for one that is wrong."""
+    ways: dict[str, Way] = {CUBLAS: TORCH, **{named(x): x for x in candidates}}
+    by_itself: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    with closing(gpu.bench(problem, candidates, 0)) as bench:
+        for name in sorted(ways, key=lambda name: name == CUBLAS):  # others are compared with the first candidate
+            bench.prepare(ways[name])
+        starts = {name: bench.starts[way] for name, way in ways.items()}
+        settle(starts[CUBLAS], 0.6)
+        in_turns = interleave(starts, TURNS)
+        for block in range(BLOCKS):
+            for name in list(ways)[:: -1 if block % 2 else 1]:
+                by_itself[name].append(alone(starts[name], bench.round_ms[ways[name]]))
     sums: Mapping[str, float] = {name: sum(ms for ms, _ in found) for name, found in by_itself.items()}
     for name, found in by_itself.items():
         turns = median(ratios(in_turns, name, CUBLAS))
@@ -138,20 +118,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     surroundings: Mapping[str, Any] = environment.describe("tuning")
     if surroundings["gpu"] is None:
         parser.error(f"{NAME} needs a CUDA GPU, and torch sees none here")
-    info, device = current_device_info(), torch.device("cuda", torch.cuda.current_device())
+    info = current_device_info()
     jobs = {x: of_each_tile(x, info, given.candidates) for x in (gemm_problem(shape, "bf16") for shape in PRODUCTS)}
     compile_ahead(jobs)
     measured: list[list[formats.Cell]] = []
-    file = environment.RESULTS / environment.slug(surroundings["gpu"]) / FILE
-    file.parent.mkdir(parents=True, exist_ok=True)
-    of = [surroundings[name] for name in OF_ENVIRONMENT]
-    with held():
+    with measuring(NAME, None, "any") as gpu:
         for problem, candidates in jobs.items():
-            found = list(measure(problem, candidates, device))
+            found = list(measure(gpu, problem, candidates))
             measured += found
             print(formats.table(COLUMNS, found), flush=True)
-            with file.open("w", newline="") as opened:
-                rows = [[*row, *of] for row in measured]
-                csv.writer(opened, lineterminator="\n").writerows([[*COLUMNS, *OF_ENVIRONMENT], *rows])
+            file = environment.write_csv(surroundings, FILE, COLUMNS, measured)
     print(f"Written to {shown(file)}.")
     return 0

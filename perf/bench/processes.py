@@ -9,7 +9,6 @@ mistake in the call.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import shutil
@@ -31,9 +30,9 @@ from perf.common import arguments as args
 from perf.common import formats
 from perf.common.files import shown
 from perf.measure import environment, operands
-from perf.measure.timer import Queue, interleave, percentiles
+from perf.measure.timer import percentiles
 from triton_gemm.runtime import native_build
-from triton_gemm.tuning.timing import no_garbage
+from triton_gemm.tuning.timing import Queue, interleave, no_garbage
 
 NAME, FILE = "processes", "processes.csv"
 CLEAN, BAR, IDLE, LOADING = "clean", "after a tqdm bar", "16 idle threads", "4 threads load a checkpoint"
@@ -42,7 +41,6 @@ CONDITIONS = (CLEAN, "clean, another one", BAR, IDLE, LOADING, NO_COMPILER)
 SIZE, CALLS, QUEUES, ROUNDS = 64, 100, 5, 10  # M, N and K; calls of a queue; queues of a round
 CHILD = f"from {__name__} import child; child()"
 COLUMNS = ("process", "call", "host_us", "host_us_p20", "host_us_p80", "over_clean", "launched_by", "threads")
-OF_ENVIRONMENT = ("date", "commit", "sources", "gpu", "driver", "torch", "triton", "cuda", "python")
 Results = dict[str, list[dict[str, Any]]]  # of each condition and round: us of each call, and the rest of COLUMNS
 
 
@@ -166,10 +164,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if CLEAN not in (results := run_rounds(rounds)):
         return 1
     measured = rows(results)
-    file = environment.RESULTS / environment.slug(surroundings["gpu"]) / FILE
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", newline="") as opened:
-        of = [surroundings[name] for name in OF_ENVIRONMENT]
-        csv.writer(opened, lineterminator="\n").writerows([[*COLUMNS, *OF_ENVIRONMENT], *([*x, *of] for x in measured)])
+    file = environment.write_csv(surroundings, FILE, COLUMNS, measured)
     print(f"{formats.table(COLUMNS, measured)}\n\nWritten to {shown(file)}.")
     return 0 if len(results) == len(CONDITIONS) else 1

@@ -14,9 +14,10 @@ import torch
 from perf.bench.peers import PEERS
 from perf.bench.scores import AUTOTUNED, COMPILED
 from perf.common.files import write_json
-from perf.measure import environment, operands, roofline, timer
+from perf.measure import operands, timer
 from perf.measure.operands import Operands, Problem
 from perf.measure.providers import CUBLAS, OURS, ROUTED
+from perf.measure.roofline import clocks_under_load, copy_bandwidth
 from perf.measure.timer import Pace, Provider
 from triton_gemm.suites import Suite, chosen
 from triton_gemm.suites.shapes import Shape
@@ -25,8 +26,6 @@ BUDGET_S = 0.15
 PACE = Pace(patience_s=0.03, replay_ms=4.0, check_rows=1024, extras=False)
 SETTLE_S = 1.5  # at the start of a suite, for the clocks
 COPY_BUDGET_S = 0.3
-LOAD_SIZE = 8192
-LOAD_CALLS = 16
 WARM_THREADS = 16
 DEFAULT_PROVIDERS = (OURS, CUBLAS)
 # Providers that a suite is measured against as well as cuBLAS.
@@ -95,7 +94,7 @@ def run(suite: Suite, options: Options, file: Path, surroundings: Mapping[str, A
         warm(problems)
     sweep["clocks_before"] = clocks_under_load(SETTLE_S)
     if suite.name == "decode":
-        sweep |= roofline.copy_bandwidth(COPY_BUDGET_S, patience_s=0.5)
+        sweep |= copy_bandwidth(COPY_BUDGET_S, patience_s=0.5)
     write_json(file, sweep)
     for shape, problem in zip(shapes, problems, strict=True):
         measured = measure(problem, suite.kind, names, options.budget_s)
@@ -121,19 +120,6 @@ def measure(problem: Problem, kind: str, names: Sequence[str], budget_s: float) 
         torch.cuda.empty_cache()
         reason = f"no memory for the operands or the check: {error}".splitlines()[0]
         return {"sets": 0, "providers": {name: {"failed": reason} for name in names}}
-
-
-def clocks_under_load(patience_s: float) -> dict[str, Any]:
-    """The GPU's clocks while it multiplies, after at most `patience_s` for them to settle."""
-    a, b = torch.randn(2, LOAD_SIZE, LOAD_SIZE, device=operands.DEVICE, dtype=torch.bfloat16)
-    c = torch.empty_like(a)
-    replay = timer.Replay([lambda: torch.mm(a, b, out=c)], LOAD_CALLS)
-    timer.settle(replay.start, patience_s)
-    reads = [replay.start() for _ in range(LOAD_CALLS)]
-    found = environment.clocks()
-    for read in reads:
-        read()
-    return found
 
 
 def warm(problems: Sequence[Problem]) -> None:

@@ -174,11 +174,6 @@ def measured(kind: str | None) -> str:
     return "host" if kind in ("host", "queue") else "bench"
 
 
-def summary(sweeps: Sequence[Sweep]) -> str:
-    """Every score of one GPU and Triton version, with targets."""
-    return formats.table_of(score_rows(sweeps))
-
-
 def pages(sweeps: Sequence[Sweep]) -> dict[str, str]:
     """The pages of one GPU and Triton version by their files' names: the summary, and every shape of each suite."""
     made = sweeps[0]["environment"]
@@ -189,7 +184,7 @@ def pages(sweeps: Sequence[Sweep]) -> dict[str, str]:
         f"{'; '.join(dict.fromkeys(map(where, sweeps)))}. {origin(sweeps)}",
         "[docs/performance.md](../../../../../docs/performance.md) says what is measured and how, and what else is.",
         f"Every shape: {', '.join(f'[{name}]({name}.md)' for name in names)}.",
-        summary(sweeps),
+        formats.table_of(score_rows(sweeps)),
     ]
     found = {PAGE: "\n\n".join(parts) + "\n"}
     for name in names:

@@ -14,6 +14,7 @@ if a candidate gave wrong results, 2 for a mistake in the call, 130 if interrupt
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -27,19 +28,20 @@ try:
     from rich.console import Console
 
     from perf.calibrate.design import design
-    from perf.calibrate.fit import fit, save
     from perf.calibrate.measure import measure
     from perf.calibrate.regret import show_regret, unmeasured, without_classes_of_c
     from perf.calibrate.shapes import shapes_to_measure
-    from perf.calibrate.times import FILE, read
+    from perf.calibrate.times import FILE, Measured, read
     from perf.common import arguments as args
     from perf.measure import environment
-    from perf.measure.timer import DeviceLostError
+    from triton_gemm.calibration import fit as fits
     from triton_gemm.calibration import kept
+    from triton_gemm.calibration.figures import rounded
     from triton_gemm.hardware import device_model
-    from triton_gemm.hardware.device_model import model_of
+    from triton_gemm.hardware.device_model import DeviceModel, model_of
     from triton_gemm.suites import SUITES
     from triton_gemm.suites.shapes import Shape
+    from triton_gemm.tuning.timing import DeviceLostError
 except ModuleNotFoundError as error:
     if __name__ != "__main__":
         raise
@@ -48,6 +50,7 @@ except ModuleNotFoundError as error:
 WIDE = 160  # columns where there is no terminal
 HELD_OUT = 3  # one in so many shapes
 DESIGNED = 72  # shapes that `design` prints
+WIDTH = 2.0  # of the prior, in units of its usual standard deviation: hundreds of products outweigh the present model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             source = f"{', '.join(given.figures)}: {source}; others: {model_of(device).source}"
         found = replace(fit(shapes, model_of(device), given.figures), source=source)
         show_regret("fitted model", shapes, found, console)
-        save(device.name, found, given.out)
+        entries = json.loads(given.out.read_text()) if given.out.exists() else {}  # those of other GPUs stay
+        given.out.write_text(json.dumps({**entries, device.name: rounded(found.as_dict())}, indent=1) + "\n")
         console.print(f"wrote {given.out}", highlight=False, soft_wrap=True)
     else:
         held_out = set(Random(given.hold_out).sample(range(len(shapes)), len(shapes) // HELD_OUT))
@@ -100,6 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show_regret("present model, shapes held out", unseen_ones, model_of(device), console)
         show_regret("fitted without them", unseen_ones, found, console)
     return 0
+
+
+def fit(measured: Sequence[Measured], model: DeviceModel, figures: Sequence[str]) -> DeviceModel:
+    """The maximum a posteriori model for these times, with a prior around `model`. figures: prefixes of those that may
+    change, as "l2" or "kernels.warp_specialised"; all may if there are none."""
+    timed = [fits.Timed(found.problem, found.us) for found in measured]
+    begins = tuple(f"{name}." for name in figures) or ("",)
+    return fits.fit(timed, model, WIDTH, lambda place: f"{'.'.join(place)}.".startswith(begins)).model
 
 
 def run_measure(out: Path | None, shapes: Sequence[tuple[Shape, str]], console: Console) -> int:

@@ -15,9 +15,8 @@ import torch
 from perf.calibrate.times import Measured
 from triton_gemm.calibration.figures import places
 from triton_gemm.calibration.fit import Data, Timed, covariance
-from triton_gemm.calibration.probes import WAYS
+from triton_gemm.calibration.probes import of_each_config
 from triton_gemm.hardware.device_model import DeviceModel
-from triton_gemm.kernels.candidate import Candidate
 
 OTHERS = 0.3  # of the weight of bf16's regimes have those of other dtypes and precisions
 
@@ -56,12 +55,5 @@ def _noisy(x: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
 
 def few(measured: Measured, model: DeviceModel) -> Timed:
     """The times that a calibration would have: of the fastest as predicted, each in another configuration."""
-    found: dict[Candidate, float] = {}
-    configs = set()
-    for _, way in sorted(zip(measured.predicted(model), measured.us, strict=True), key=lambda one: one[0]):
-        kernel, config, _, swap_ab, _ = way.candidate.algorithm
-        form = (kernel, config, swap_ab)
-        if form not in configs and len(found) < WAYS:
-            configs.add(form)
-            found[way.candidate] = measured.us[way]
-    return Timed(measured.problem, found)
+    ranks = sorted(zip(measured.predicted(model), measured.us, strict=True), key=lambda one: one[0])
+    return Timed(measured.problem, {way: measured.us[way] for way in of_each_config(way for _, way in ranks)})

@@ -12,19 +12,22 @@ import torch
 from rich.console import Console
 
 from perf.bench import sweep
-from perf.calibrate.times import CLUSTER, Measured, Way, write
+from perf.calibrate.times import CLUSTER, Measured, write
 from perf.measure import operands, timer
 from perf.measure.compile_ahead import compile_ahead
 from perf.measure.providers import CUBLAS, cublas
+from perf.measure.roofline import clocks_under_load
 from perf.measure.timer import Provider
 from triton_gemm import kernels
 from triton_gemm.hardware.device import DeviceInfo, device_info
+from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime.plan import GemmPlan
-from triton_gemm.selection.select import ranked, select
+from triton_gemm.selection.select import Selection, ranked, select
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
+from triton_gemm.tables.records import named
 
 KEEP = 16  # candidates of a shape, the fastest as predicted, of all kernels
 LEAST = 3  # at least so many of each
@@ -32,10 +35,10 @@ MOST = 2  # and at most so many of one configuration, which differ in how the wo
 BUDGET_S = 0.3
 
 
-def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
+def ways(problem: GemmProblem, device: DeviceInfo) -> list[Candidate]:
     """What select chooses, then the fastest as predicted, best first, of all legal candidates, and a few of each kernel
     and form of cluster."""
-    found: list[Way] = []
+    found: list[Candidate] = []
     kept: Counter[Any] = Counter()
     chosen = select(problem, device).algorithm
     candidates = [candidate for _, candidate in ranked(problem, device, any_bits=True)]
@@ -46,7 +49,7 @@ def ways(problem: GemmProblem, device: DeviceInfo) -> list[Way]:
         if (len(found) >= KEEP and kept[of_form] >= LEAST) or kept[of_config] >= MOST:
             continue
         if kernels.named(kernel).illegal(candidate.problem, device, config, work) is None:
-            found.append(Way(candidate))
+            found.append(candidate)
             kept.update((of_form, of_config))
     return found
 
@@ -62,35 +65,40 @@ def measure(
     jobs = []
     for shape, mode in shapes:
         problem = gemm_problem(shape, mode)
-        plans = {way: GemmPlan(problem, way.selection(), device) for way in ways(problem, device_info(device))}
-        jobs.append((shape, mode, plans))
+        found = {way: Selection.of(way, "") for way in ways(problem, device_info(device))}
+        jobs.append((shape, mode, {way: GemmPlan(problem, selection, device) for way, selection in found.items()}))
     console.print(f"{len(jobs)} shapes, {sum(len(plans) for *_, plans in jobs)} candidates: compiling")
-    compile_ahead({gemm_problem(shape, mode): [way.selection() for way in plans] for shape, mode, plans in jobs})
-    surroundings = {**surroundings, "clocks": sweep.clocks_under_load(sweep.SETTLE_S)}
+    compile_ahead({gemm_problem(shape, mode): [x.selection for x in plans.values()] for shape, mode, plans in jobs})
+    surroundings = {**surroundings, "clocks": clocks_under_load(sweep.SETTLE_S)}
     done: list[Measured] = []
     failures: list[str] = []
     for seed, (shape, mode, plans) in enumerate(jobs):
         try:
-            found, failed = measure_shape(shape, mode, plans, seed)
+            measured, failed = measure_shape(shape, mode, plans, seed)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             failures.append(f"{shape.key}: no memory: {error}".splitlines()[0])
             continue
         failures += failed
-        if not found.us:
+        if not measured.us:
             continue
-        done.append(found)
+        done.append(measured)
         write(out, surroundings, done)
-        pick, best, base = found.us.get(next(iter(plans)), math.nan), found.us[found.best], found.cublas_us
-        line = f"{seed + 1}/{len(jobs)} {found.key}: cuBLAS {base:.4g} us; of that {base / pick:.3f} times as fast the"
-        console.print(f"{line} model's, {base / best:.3f} the best: {found.best}", highlight=False, soft_wrap=True)
+        us, best, base = measured.us, measured.best, measured.cublas_us
+        pick = us.get(next(iter(plans)), math.nan)
+        line = f"{seed + 1}/{len(jobs)} {measured.key}: cuBLAS {base:.4g} us; of that {base / pick:.3f} times as fast"
+        line += f" the model's, {base / us[best]:.3f} the best: {named(plans[best].selection)}"
+        console.print(line, highlight=False, soft_wrap=True)
     return failures
 
 
-def measure_shape(shape: Shape, mode: str, plans: Mapping[Way, GemmPlan], seed: int) -> tuple[Measured, list[str]]:
+def measure_shape(
+    shape: Shape, mode: str, plans: Mapping[Candidate, GemmPlan], seed: int
+) -> tuple[Measured, list[str]]:
     """Times candidates and cuBLAS by the one timer; and what failed."""
     problem = sweep.problem_of(shape, SUITES["llm"], sweep.Options(mode), seed)
-    ours = [Provider(str(way), calling(plan)) for way, plan in plans.items()]
+    names = {way: named(plan.selection) for way, plan in plans.items()}
+    ours = [Provider(names[way], calling(plan)) for way, plan in plans.items()]
     timed = timer.measure(problem, [cublas(problem), *ours], CUBLAS, BUDGET_S, sweep.PACE)["providers"]
     us = {name: 1000 * result["time_ms"]["median"] for name, result in timed.items() if "time_ms" in result}
     failed = [
@@ -98,7 +106,7 @@ def measure_shape(shape: Shape, mode: str, plans: Mapping[Way, GemmPlan], seed: 
         for name, result in timed.items()
         if name not in us
     ]
-    kept = {way: us[str(way)] for way in plans if str(way) in us}
+    kept = {way: us[name] for way, name in names.items() if name in us}
     return Measured(shape, mode, us.get(CUBLAS, math.nan), kept if CUBLAS in us else {}), failed
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 
 from rich.console import Console
 from rich.table import Table
 
-from perf.bench.scores import geometric_mean
-from perf.calibrate.times import Calibration, Measured, Way
+from perf.calibrate.times import Calibration, Measured
 from triton_gemm.hardware.device_model import DeviceModel
+from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import predicted, select
+from triton_gemm.selection.select import Selection, predicted, select
+from triton_gemm.tables.records import named
 
 WORST = 0.05  # regret from which on a shape is named
 
@@ -23,7 +25,7 @@ class Choice:
     """What the model picked for a measured shape."""
 
     measured: Measured
-    pick: Way
+    pick: Candidate
 
     @property
     def regret(self) -> float:
@@ -59,9 +61,7 @@ def without_classes_of_c(shapes: Iterable[Measured], model: DeviceModel) -> list
     """For each shape, the slowdown of the model's pick without candidates whose bits depend on the size of C."""
     found = []
     for measured in shapes:
-        left = {
-            way: us for way, us in measured.us.items() if " of C " not in bit_class(measured.problem, way.candidate)
-        }
+        left = {way: us for way, us in measured.us.items() if " of C " not in bit_class(measured.problem, way)}
         if left:
             pick = replace(measured, us=left).pick(model)
             found.append(left[pick] / measured.us[measured.pick(model)] - 1)
@@ -70,12 +70,8 @@ def without_classes_of_c(shapes: Iterable[Measured], model: DeviceModel) -> list
 
 def unmeasured(calibration: Calibration) -> list[str]:
     """Shapes for which select chooses what is not among the candidates."""
-    found = []
-    for measured in calibration.shapes:
-        chosen = replace(select(measured.problem, calibration.device), reason="calibration")
-        if not any(way.selection() == chosen for way in measured.us):
-            found.append(measured.key)
-    return found
+    chosen = ((x, select(x.problem, calibration.device).algorithm) for x in calibration.shapes)
+    return [x.key for x, algorithm in chosen if algorithm not in {way.algorithm for way in x.us}]
 
 
 def show_regret(title: str, shapes: Sequence[Measured], model: DeviceModel, console: Console) -> None:
@@ -104,6 +100,6 @@ def show_regret(title: str, shapes: Sequence[Measured], model: DeviceModel, cons
             break
         words = [f"{100 * choice.regret:.1f} % {choice.measured.key}:"]
         for what, way in (("picked", choice.pick), ("best", choice.measured.best)):
-            us, guess = choice.measured.us[way], predicted(choice.measured.problem, way.candidate, model)
-            words.append(f"{what} {way}, {us:.4g} us (predicted {guess:.4g});")
+            us, guess = choice.measured.us[way], predicted(choice.measured.problem, way, model)
+            words.append(f"{what} {named(Selection.of(way, ''))}, {us:.4g} us (predicted {guess:.4g});")
         console.print(" ".join(words).rstrip(";"), highlight=False, soft_wrap=True)

@@ -19,14 +19,8 @@ DRAWN_MORE = {"mid": 30, "prefill": 18, "llm": 18, "decode": 18}
 # Where kernels compete: few rows on weights, tiny and odd matrices, and what tensor cores do not multiply. The columns
 # and the length of the sum of weights:
 WEIGHTS = (
-    (1024, 1024),
-    (4096, 4096),
-    (14336, 4096),
-    (28672, 8192),
-    (8192, 28672),
-    (576, 7168),
-    (32768, 512),
-    (512, 16384),
+    *((1024, 1024), (4096, 4096), (14336, 4096), (28672, 8192), (8192, 28672), (576, 7168)),
+    *((32768, 512), (512, 16384)),
 )
 SMALL = ((64, 64, 64), (128, 128, 1024), (256, 256, 256), (512, 512, 512), (777, 333, 999), (1024, 1024, 1024))
 OWN: tuple[tuple[str, tuple[Shape, ...]], ...] = (

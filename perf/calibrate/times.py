@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.calibrate.shapes import OTHER, REGIMES
-from perf.common.files import read_json, times_of
+from perf.common.files import read_json, times_of, write_whole
 from triton_gemm import kernels
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import DeviceModel
@@ -40,26 +39,13 @@ OLDER = tuple(
 
 
 @dataclass(frozen=True)
-class Way:
-    """A candidate for a shape."""
-
-    candidate: Candidate
-
-    def selection(self) -> Selection:
-        return Selection.of(self.candidate, "calibration")
-
-    def __str__(self) -> str:
-        return str(self.selection()).rpartition(":")[0]
-
-
-@dataclass(frozen=True)
 class Measured:
     """A shape in a mode, cuBLAS's time and each candidate's, in microseconds."""
 
     shape: Shape
     mode: str
     cublas_us: float
-    us: Mapping[Way, float]
+    us: Mapping[Candidate, float]
 
     @property
     def key(self) -> str:
@@ -79,17 +65,17 @@ class Measured:
         return gemm_problem(self.shape, self.mode)
 
     @cached_property
-    def best(self) -> Way:
+    def best(self) -> Candidate:
         return min(self.us, key=self.us.__getitem__)
 
     def predicted(self, model: DeviceModel) -> list[float]:
         """Of each candidate, in their order."""
-        return [predicted(self.problem, way.candidate, model) for way in self.us]
+        return [predicted(self.problem, way, model) for way in self.us]
 
-    def pick(self, model: DeviceModel) -> Way:
+    def pick(self, model: DeviceModel) -> Candidate:
         """The model's; of equals the one that is not swapped."""
         times = zip(self.predicted(model), self.us, strict=True)
-        return min(times, key=lambda one: (one[0], one[1].candidate.algorithm.swap_ab))[1]
+        return min(times, key=lambda one: (one[0], one[1].algorithm.swap_ab))[1]
 
 
 @dataclass(frozen=True)
@@ -111,16 +97,8 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
         rows = ",\n".join(f"   {json.dumps(_row(way, us), separators=(',', ':'))}" for way, us in found.us.items())
         shapes.append(f'  {head}, "rows": [\n{rows}]}}')
     described = json.dumps(dict(surroundings), indent=1).replace("\n", "\n ")
-    text = ",\n".join(
-        (
-            f' "environment": {described}',
-            f' "columns": {json.dumps(COLUMNS)}',
-            ' "shapes": [\n' + ",\n".join(shapes) + "]",
-        )
-    )
-    partial = target.with_suffix(".partial")
-    partial.write_text(f"{{\n{text}\n}}\n")
-    os.replace(partial, target)
+    head = f'{{\n "environment": {described},\n "columns": {json.dumps(COLUMNS)},\n "shapes": [\n'
+    write_whole(target, head + ",\n".join(shapes) + "]\n}\n")
 
 
 def read(*sources: Path) -> Calibration:
@@ -169,7 +147,7 @@ def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
         if said["programs"] is not None:
             work = Schedule(said["programs"], said["split_tiles"], said["split_k"], reduction=bool(said["reduction"]))
         algorithm = Algorithm(said["kernel"], config, work, swap_ab=swap_ab, packed=packed)
-        us[Way(Candidate(given, algorithm))] = said["us"]
+        us[Candidate(given, algorithm)] = said["us"]
     return Measured(shape, entry["mode"], entry["cublas_us"], us)
 
 
@@ -184,16 +162,13 @@ def _raced(product: Mapping[str, Any], device: DeviceInfo) -> Measured | None:
         return None
     shape = Shape(int(M), int(N), int(K), layout=layout, batch=int(batch) if batch else None)
     times = times_of(product)
-    ways = (
-        {named(Selection.of(way, "")): Way(way) for _, way in ranked(gemm_problem(shape, mode), device)}
-        if times
-        else {}
-    )
+    ranks = ranked(gemm_problem(shape, mode), device) if times else ()
+    ways = {named(Selection.of(way, "")): way for _, way in ranks}
     return Measured(shape, mode, math.nan, {way: times[name] for name, way in ways.items() if name in times})
 
 
-def _row(way: Way, us: float) -> list[Any]:
-    kernel, config, work, swap_ab, packed = way.candidate.algorithm
+def _row(way: Candidate, us: float) -> list[Any]:
+    kernel, config, work, swap_ab, packed = way.algorithm
     figures = [getattr(config, name, 1) for name in (*SIZES, *CLUSTER)]
     dealt: tuple[Any, ...] = (None, 0, work, False)
     if isinstance(work, Schedule):

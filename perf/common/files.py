@@ -16,12 +16,16 @@ def read_json(source: Path) -> dict[str, Any]:
 
 
 def write_json(target: Path, data: dict[str, Any]) -> None:
-    """Writes `data` to `target`; a reader sees the old file or the new one, never a part."""
+    """Writes `data` to `target`, whole."""
+    write_whole(target, json.dumps(data, indent=1, allow_nan=True) + "\n")
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Writes a file; a reader sees the old one or the new one, never a part."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")
     with partial.open("w") as file:
-        json.dump(data, file, indent=1, allow_nan=True)
-        file.write("\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, target)

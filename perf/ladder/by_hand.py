@@ -28,6 +28,7 @@ from triton_gemm.ladder import Rung
 from triton_gemm.ladder.command import BUDGET_S, NAMES, SIZE, Call, MistakeError, Size, claims, spelled
 from triton_gemm.problem import UnsupportedOperandError, aligned
 from triton_gemm.runtime import aot
+from triton_gemm.tuning.timing import DeviceLostError
 
 SMALL: Size = (96, 128, 64)  # for the interpreter, where the given shape is too large
 INTERPRETED_MOST = 256**3  # M N K that the interpreter is given; more takes it minutes
@@ -106,7 +107,7 @@ def run(call: Call) -> int:
     except torch.OutOfMemoryError as error:
         print(f"error: no memory for the operands or the check: {error}".splitlines()[0], file=sys.stderr)
         return 2
-    except timer.DeviceLostError as lost:
+    except DeviceLostError as lost:
         print(f"error: the GPU cannot be used any more {lost}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -23,8 +23,8 @@ from perf.ladder import counters, plots, report_page, tasks
 from perf.ladder.record import Record
 from perf.ladder.rungs_and_twins import MODES, rungs_of
 from perf.measure import environment
-from perf.measure.timer import DeviceLostError
 from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.tuning.timing import DeviceLostError
 
 DTYPES = {"fp32": "ieee", "tf32": "tf32", "fp16": "fp16", "bf16": "bf16"}
 

@@ -34,6 +34,7 @@ from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import architecture
 from triton_gemm.ladder import Rung
 from triton_gemm.ladder.command import spelled
+from triton_gemm.tuning.of_torch import fp32_precision
 
 LADDER_SIZE = 4096
 SIZES = (512, 1024, 1400, 2048, 3000, 4096, 6144, 8192)
@@ -174,13 +175,13 @@ def _can_be_built(twin: str) -> bool:
 def _tuning_task(record: Record, rung: Rung, problem: Problem) -> Task:
     def run() -> None:
         result: dict[str, Any] = {}
-        with timer.fp32_precision("tf32" if problem.mode == "tf32" else "ieee"):
+        with fp32_precision("tf32" if problem.mode == "tf32" else "ieee"):
             laid = operands.Operands(problem, {problem.out_dtype}, 1)
             check = operands.Check(laid)
             provider = rungs_and_twins.rung_provider(
                 rung, (problem.M, problem.N, problem.K), problem.dtype, inspect=True
             )
-            timer.verdict(provider, laid, check, result, torchs=False)
+            timer.is_right(provider, laid, check, result, torchs=False)
         keep_tuning(record, rung, problem, result, result.get("failed"))
         torch.cuda.empty_cache()
 
@@ -323,7 +324,7 @@ def tf32_rounding(rungs: tuple[Rung, ...]) -> TF32Rounding:
         "k07, operands truncated": lambda a, b, c: rung.launch(a, b, c, round_operands=False),
     }
     errors = {}
-    with timer.fp32_precision("tf32"):
+    with fp32_precision("tf32"):
         for name, call in calls.items():
             c = torch.full((size, size), float("nan"), device="cuda")
             call(a, b, c)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
-from triton_gemm.hardware.device import current_device_info
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.select import Selection
-from triton_gemm.tuning import journal_of
-from triton_gemm.tuning.gpu import Gpu
+from triton_gemm.tuning import measuring
 
 PAUSE_S = 0.1
 
@@ -18,12 +14,8 @@ PAUSE_S = 0.1
 def compile_ahead(candidates: Mapping[GemmProblem, Sequence[Selection]]) -> None:
     """Fills Triton's cache with the kernels of all candidates. A failure is left to the measurement, which meets it
     again."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    gpu = Gpu(device, journal_of(current_device_info()), "any", "graph")
-    try:
+    with measuring("compile_ahead", None, "any") as gpu:
         for problem, of_problem in candidates.items():
             gpu.prepare(problem, of_problem)
         while not all(gpu.ready(problem, of_problem) for problem, of_problem in candidates.items()):
             gpu.pause(PAUSE_S)
-    finally:
-        gpu.close()

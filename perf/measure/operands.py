@@ -10,30 +10,18 @@ from typing import Any
 import torch
 
 from perf.measure import numerics
-from triton_gemm.arithmetic import EMULATED
-from triton_gemm.functional.activations import ACTIVATIONS as ACTIVATIONS
+from triton_gemm.arithmetic import ARITHMETICS, HALF
+from triton_gemm.functional.activations import ACTIVATIONS
 from triton_gemm.operands import matrix
 from triton_gemm.suites.shapes import Shape
-from triton_gemm.tuning.timing import COLD_FACTOR
-from triton_gemm.tuning.timing import draw as draw
-from triton_gemm.tuning.timing import set_count as set_count
+from triton_gemm.tuning.timing import COLD_FACTOR, draw, set_count
 
 DEVICE = "cuda"
 CHECK_FLOP = 2.0**38  # of an fp64 product of some rows
 CHECK_RESULTS = 2**26  # elements of C that are held in fp64
 MIN_CHECK_ROWS = 16
-MODE_DTYPES = {
-    "ieee": torch.float32,
-    "tf32": torch.float32,
-    **dict.fromkeys(EMULATED, torch.float32),
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "int32": torch.int32,
-    "int8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
-    "fp8 fast": torch.float8_e4m3fn,
-    "fp64": torch.float64,
-}
+MODE_DTYPES = {name: found.dtypes[0] for name, found in ARITHMETICS.items() if found is not HALF}
+MODE_DTYPES |= {"fp16": torch.float16, "bf16": torch.bfloat16, "int32": torch.int32}
 # What a product is stored as, where that is not the operands' type.
 OUT_DTYPES = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16}
 LESS_THAN_FP32 = ("bf16x3",)  # torch has nothing like it: only the bound counts
@@ -107,7 +95,10 @@ class Operands:
         }
         sizes = {"m": M, "n": N}
         self.bias = draw((sizes[problem.bias],), dtype, generator) if problem.bias else None
-        self.scales = draw_scales(problem, generator)
+        self.scales: tuple[torch.Tensor, ...] = ()
+        if problem.scales is not None:  # as `torch._scaled_mm` wants them laid out
+            shapes = numerics.scale_shapes(problem.scales, M, N, K)
+            self.scales = tuple(0.5 + torch.rand(x[::-1], device=DEVICE, generator=generator).T for x in shapes)
 
     def arguments(self, out_dtype: torch.dtype | None = None) -> list[tuple[torch.Tensor, ...]]:
         """What a provider is called with on each set: a, b, c and, where there are any, the bias and the scales."""
@@ -128,14 +119,6 @@ def sets_of(problem: Problem, out_dtypes: set[torch.dtype]) -> int:
     l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     free = torch.cuda.mem_get_info()[0]
     return set_count(problem.bytes(out_dtypes), l2, free, problem.cold)
-
-
-def draw_scales(problem: Problem, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """A's and B's scales, as `torch._scaled_mm` wants them laid out; none where the problem has none."""
-    if problem.scales is None:
-        return ()
-    sizes = numerics.scale_shapes(problem.scales, problem.M, problem.N, problem.K)
-    return tuple(0.5 + torch.rand(shape[::-1], device=generator.device, generator=generator).T for shape in sizes)
 
 
 def scaled_by_torch(

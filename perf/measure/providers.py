@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import triton_gemm
-from perf.measure.operands import ACTIVATIONS, Problem, scaled_by_torch
+from perf.measure.operands import Problem, scaled_by_torch
 from perf.measure.timer import Call, Provider
+from triton_gemm.functional.activations import ACTIVATIONS
 from triton_gemm.problem import Request
 from triton_gemm.runtime import plan
 
@@ -20,7 +21,7 @@ ROUTED = "use()"
 
 
 def cublas(problem: Problem | None = None) -> Provider:
-    """torch's own product, eager; which precision fp32 is multiplied in is set around it (`timer.fp32_precision`)."""
+    """torch's own product, eager; which precision fp32 is multiplied in is set around it (`fp32_precision`)."""
     if problem is None:
         return Provider(CUBLAS, lambda a, b, c: torch.mm(a, b, out=c))
     if problem.scales is not None:

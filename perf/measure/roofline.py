@@ -9,6 +9,8 @@ import torch
 from perf.measure import environment, timer
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.hardware.gpus import named_device, per_clock, rate
+from triton_gemm.tuning import timing
+from triton_gemm.tuning.of_torch import fp32_precision
 
 Capability = tuple[int, int]
 
@@ -53,7 +55,9 @@ def too_fast(tflops: float, gpu: str) -> bool:
 
 def measure(budget_s: float) -> dict[str, Any]:
     """Copy bandwidth (read and written), and the SM clock while an fp32 product keeps the GPU busy."""
-    return {**copy_bandwidth(budget_s, patience_s=3.0), "sm_clock_mhz": clock_under_load()}
+    found = copy_bandwidth(budget_s, patience_s=3.0)
+    clock = clocks_under_load(2.0, torch.float32, 4096, 64)["clocks_sm"]
+    return {**found, "sm_clock_mhz": None if clock is None else float(clock)}
 
 
 def copy_bandwidth(budget_s: float, patience_s: float) -> dict[str, Any]:
@@ -66,15 +70,17 @@ def copy_bandwidth(budget_s: float, patience_s: float) -> dict[str, Any]:
     return {"copy_tbs": 2 * source.nbytes / copy_ms / 1e9, "copy_bytes": source.nbytes}
 
 
-def clock_under_load() -> float | None:
-    """The SM clock (MHz) that nvidia-smi tells while IEEE fp32 products run."""
-    a, b = torch.randn(2, 4096, 4096, device="cuda")
+def clocks_under_load(
+    patience_s: float, dtype: torch.dtype = torch.bfloat16, size: int = 8192, calls: int = 16
+) -> dict[str, Any]:
+    """What nvidia-smi says of the GPU while it multiplies, after at most `patience_s` for its clocks to settle."""
+    a, b = torch.randn(2, size, size, device="cuda", dtype=dtype)
     c = torch.empty_like(a)
-    with timer.fp32_precision("ieee"):
-        replay = timer.Replay([lambda: torch.mm(a, b, out=c)], 64)
-        timer.settle(replay.start, patience_s=2.0)
-        reads = [replay.start() for _ in range(8)]
-        clock = environment.clocks()["clocks_sm"]
+    with fp32_precision("ieee"):
+        replay = timing.Replay([lambda: torch.mm(a, b, out=c)], calls)
+        timing.settle(replay.start, patience_s)
+        reads = [replay.start() for _ in range(16)]
+        found = environment.clocks()
         for read in reads:
             read()
-    return None if clock is None else float(clock)
+    return found

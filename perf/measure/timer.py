@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,16 +24,9 @@ from perf.measure import environment
 from perf.measure.operands import Check, Operands, Problem, check_rows, sets_of
 from triton_gemm.problem import UnsupportedOperandError
 from triton_gemm.runtime.background import held
-from triton_gemm.tuning.of_torch import fp32_precision as fp32_precision
-from triton_gemm.tuning.timing import REPLAY_MS, no_garbage, once_ms
-from triton_gemm.tuning.timing import DeviceLostError as DeviceLostError
-from triton_gemm.tuning.timing import Queue as Queue
-from triton_gemm.tuning.timing import Replay as Replay
-from triton_gemm.tuning.timing import interleave as interleave
-from triton_gemm.tuning.timing import ratios as ratios
-from triton_gemm.tuning.timing import repeats as repeats
-from triton_gemm.tuning.timing import round_count as round_count
-from triton_gemm.tuning.timing import settle as settle
+from triton_gemm.tuning import timing
+from triton_gemm.tuning.of_torch import fp32_precision
+from triton_gemm.tuning.timing import REPLAY_MS, DeviceLostError, Replay, interleave, ratios, round_count
 
 SLOW = 4.0  # times the baseline: from there on a provider is timed apart, so that the fast ones keep the GPU hot
 ROUNDS = (5, 40)
@@ -102,31 +95,22 @@ def measure(
     same for each of `others`), `error` and the provider's details, or else `absent` (does not take the problem) or
     `failed` with the reason; at a pace with extras `call_us` as well.
     """
-    record: dict[str, Any] = {
-        "M": problem.M,
-        "N": problem.N,
-        "K": problem.K,
-        "mode": problem.mode,
-        "hot": problem.hot,
-        "seed": problem.seed,
-        "budget_s": budget_s,
-    }
+    record: dict[str, Any] = {name: getattr(problem, name) for name in ("M", "N", "K", "mode", "hot", "seed")}
+    record["budget_s"] = budget_s
     if pace.extras:
         record["clocks_before"] = environment.clocks()
     with fp32_precision("tf32" if problem.mode == "tf32" else "ieee"):
         out_dtypes = {p.out_dtype or problem.out_dtype for p in providers}
         operands = Operands(problem, out_dtypes, sets_of(problem, out_dtypes))
-        check = Check(operands, check_rows(problem, pace.check_rows))
-        record["sets"] = len(operands.sets)
-        record["providers"] = {p.name: {} for p in providers}
         subjects = []
-        for provider in providers:
-            result = record["providers"][provider.name]
-            torchs = provider.name == baseline
-            subject = _prepare(provider, operands, check, result, pace, torchs=torchs)
-            if subject is not None:
-                subjects.append(subject)
-        del check
+        for provider, result in _right(providers, operands, check_rows(problem, pace.check_rows), baseline, record):
+            calls = calls_of(provider, operands)
+            try:
+                estimate_ms = timing.once_ms(calls[-1])
+                replay = timing.Replay(calls, timing.repeats(estimate_ms, len(calls), pace.replay_ms))
+                subjects.append(Subject(provider, result, estimate_ms, replay))
+            except Exception as error:
+                _failed(provider, result, error)
         _time(subjects, baseline, budget_s, pace, others)
         for subject in subjects if pace.extras else ():
             subject.result["call_us"] = call_time_us(subject, operands)
@@ -140,27 +124,25 @@ def calls_of(provider: Provider, operands: Operands) -> list[Callable[[], object
     return [partial(provider.call, *arguments) for arguments in operands.arguments(provider.out_dtype)]
 
 
-def _prepare(
-    provider: Provider, operands: Operands, check: Check, result: dict[str, Any], pace: Pace, *, torchs: bool
-) -> Subject | None:
-    """Tunes, compiles and checks a provider and captures its graph; None, and why in `result`, if it cannot."""
-    complaint = verdict(provider, operands, check, result, torchs=torchs)
-    if complaint is not None:
-        return None
-    calls = calls_of(provider, operands)
-    try:
-        estimate_ms = once_ms(calls[-1])
-        count = repeats(estimate_ms, len(calls), pace.replay_ms)
-        return Subject(provider, result, estimate_ms, Replay(calls, count))
-    except Exception as error:
-        _failed(provider, result, error)
-    return None
+def _right(
+    providers: Sequence[Provider],
+    operands: Operands,
+    rows: torch.Tensor | None,
+    baseline: str | None,
+    record: dict[str, Any],
+) -> Iterator[tuple[Provider, dict[str, Any]]]:
+    """Those that pass the check of these rows, one after another, each with its result in the record, which says of the
+    others why not."""
+    check = Check(operands, rows)
+    record |= {"sets": len(operands.sets), "providers": {p.name: {} for p in providers}}
+    for provider in providers:
+        result = record["providers"][provider.name]
+        if is_right(provider, operands, check, result, torchs=provider.name == baseline):
+            yield provider, result
 
 
-def verdict(
-    provider: Provider, operands: Operands, check: Check, result: dict[str, Any], *, torchs: bool
-) -> str | None:
-    """Calls a provider once and checks what it gave; why it cannot be timed, which `result` says too, or None."""
+def is_right(provider: Provider, operands: Operands, check: Check, result: dict[str, Any], *, torchs: bool) -> bool:
+    """Calls a provider once and checks what it gave: whether it can be timed. `result` says why not."""
     arguments = operands.arguments(provider.out_dtype)[0]
     c = arguments[2]
     try:
@@ -170,29 +152,21 @@ def verdict(
         torch.cuda.synchronize()
         given = returned if isinstance(returned, torch.Tensor) else c
         result["error"], complaint = check.verdict(given, torchs=torchs)
-        if complaint:
-            result["failed"] = complaint
-            return complaint
-        result.update(provider.details(*arguments))
+        if not complaint:
+            result.update(provider.details(*arguments))
+            return True
+        result["failed"] = complaint
     except (UnsupportedOperandError, NotImplementedError) as error:
         result["absent"] = str(error)
-        return str(error)
     except Exception as error:
-        return _failed(provider, result, error)
-    return None
+        _failed(provider, result, error)
+    return False
 
 
-def _failed(provider: Provider, result: dict[str, Any], error: Exception) -> str:
+def _failed(provider: Provider, result: dict[str, Any], error: Exception) -> None:
     result["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
-    _require_device(provider)
-    return str(result["failed"])
-
-
-def _require_device(provider: Provider) -> None:
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        raise DeviceLostError(f"after {provider.name}: {error}") from error
+    if (lost := timing.lost()) is not None:
+        raise DeviceLostError(f"after {provider.name}: {lost}") from lost
 
 
 def _time(
@@ -208,29 +182,30 @@ def _time(
             continue
         running = group if base is None or base in group else [base, *group]
         if group is fast:
-            settle((base or running[0]).replay.start, patience_s=pace.patience_s)
+            timing.settle((base or running[0]).replay.start, patience_s=pace.patience_s)
         round_ms = sum(s.estimate_ms * s.replay.repeats for s in running)
         times = interleave({s.provider.name: s.replay.start for s in running}, round_count(round_ms, budget_s, bounds))
         for subject in group:
-            own = times[subject.provider.name]
-            subject.result.update(
-                time_ms=percentiles(own),
-                ratio=percentiles(ratios(times, subject.provider.name, base.provider.name)) if base else None,
-                rounds=len(own),
-                repeats=subject.replay.repeats,
-            )
-            compared = [name for name in others if name in times and name != subject.provider.name]
-            if compared:
-                to = {name: percentiles(ratios(times, subject.provider.name, name)) for name in compared}
-                subject.result["ratio_to"] = to
+            found = _compared(times, subject.provider.name, baseline, others)
+            subject.result.update(found, repeats=subject.replay.repeats)
+
+
+def _compared(
+    times: Mapping[str, Sequence[float]], name: str, baseline: str | None, others: Sequence[str]
+) -> dict[str, Any]:
+    """A provider's `time_ms`, `ratio`, `rounds` and, where there are `others`, `ratio_to`."""
+    to = {other: percentiles(ratios(times, name, other)) for other in others if other in times and other != name}
+    ratio = percentiles(ratios(times, name, baseline)) if baseline and baseline in times else None
+    found = {"time_ms": percentiles(times[name]), "ratio": ratio, "rounds": len(times[name])}
+    return {**found, "ratio_to": to} if to else found
 
 
 @held()
 def time_alone(call: Callable[[], object], budget_s: float, patience_s: float = 3.0) -> dict[str, float]:
     """Percentiles of the milliseconds of one call, on settled clocks, with nothing to take turns with."""
-    estimate_ms = once_ms(call)
-    replay = Replay([call], repeats(estimate_ms, 1))
-    settle(replay.start, patience_s)
+    estimate_ms = timing.once_ms(call)
+    replay = timing.Replay([call], timing.repeats(estimate_ms, 1))
+    timing.settle(replay.start, patience_s)
     rounds = round_count(estimate_ms * replay.repeats, budget_s, ROUNDS)
     return percentiles(interleave({"": replay.start}, rounds)[""])
 
@@ -261,7 +236,7 @@ def _start(provider: Provider, operands: Operands, drain: bool) -> Callable[[], 
     calls = calls_of(provider, operands)
     with provider.within():
         calls[0]()
-        return Queue(calls, max(QUEUE_LENGTH, len(calls)), drain, keep=bool(operands.problem.weights)).start()
+        return timing.Queue(calls, max(QUEUE_LENGTH, len(calls)), drain, keep=bool(operands.problem.weights)).start()
 
 
 @held()
@@ -274,28 +249,15 @@ def measure_calls(
     made and worked off; `least_ms` is the least of the rounds.
     """
     operands = Operands(problem, {problem.out_dtype}, problem.weights or 1)
-    check = Check(operands)
-    record: dict[str, Any] = {
-        "sets": len(operands.sets),
-        "budget_s": budget_s,
-        "providers": {p.name: {} for p in providers},
-    }
-    starts: dict[str, Callable[[], Callable[[], float]]] = {}
-    for provider in providers:
-        result, torchs = record["providers"][provider.name], provider.name == baseline
-        if verdict(provider, operands, check, result, torchs=torchs) is None:
-            starts[provider.name] = partial(_start, provider, operands, drain)
-    with no_garbage():
+    record: dict[str, Any] = {"budget_s": budget_s}
+    right = _right(providers, operands, None, baseline, record)
+    starts = {provider.name: partial(_start, provider, operands, drain) for provider, _ in right}
+    length = max(QUEUE_LENGTH, problem.weights)
+    with timing.no_garbage():
         warm = interleave(starts, 2)  # the first calls fill caches and start the clocks
-        round_ms = max(QUEUE_LENGTH, problem.weights) * sum(min(times) for times in warm.values())
+        round_ms = length * sum(min(times) for times in warm.values())
         times = interleave(starts, round_count(round_ms, budget_s, QUEUE_ROUNDS)) if starts else {}
     for name, own in times.items():
-        record["providers"][name] |= {
-            "time_ms": percentiles(own),
-            "least_ms": min(own),
-            "ratio": percentiles(ratios(times, name, baseline)) if baseline in times else None,
-            "ratio_to": {o: percentiles(ratios(times, name, o)) for o in times if o not in (name, baseline)},
-            "rounds": len(own),
-            "repeats": max(QUEUE_LENGTH, problem.weights),
-        }
+        found = _compared(times, name, baseline, [other for other in times if other != baseline])
+        record["providers"][name] |= {"ratio_to": {}, **found, "least_ms": min(own), "repeats": length}
     return record

@@ -35,6 +35,7 @@ from perf.models.tables import OURS, TORCH
 from perf.models.zoo import Model
 from triton_gemm.compat import INTERPRETED
 from triton_gemm.runtime import background
+from triton_gemm.tuning import timing
 
 BUDGET_S = 2.0
 # Seconds that a case takes, roughly: what shards are made equal by.
@@ -62,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: this needs transformers, and peft for a model with LoRA: pip install '.[dev]'", file=sys.stderr)
         return 2
     file = None if given.tiny and given.out is None else file_of(given.out, made)
-    compile_what_runs(cores() // given.shard[1])
+    # All is compiled before anything is timed.
+    background.WORKERS = max(background.WORKERS, min(MOST_WORKERS, cores() // given.shard[1]))
     failed = []
     try:
         for i, (name, found) in enumerate(results(jobs, given), 1):
@@ -137,20 +139,9 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def compile_what_runs(count: int) -> None:
-    """Has up to so many processes compile: all is compiled before anything is timed."""
-    background.WORKERS = max(background.WORKERS, min(MOST_WORKERS, count))
-
-
 def lost() -> bool:
-    """Whether no kernel can run any more, as after an illegal access."""
-    if not torch.cuda.is_available():
-        return False
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
+    """Whether no kernel can run any more."""
+    return torch.cuda.is_available() and timing.lost() is not None
 
 
 def told(error: Exception) -> str:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 import triton_gemm
-from perf.measure.timer import interleave, percentiles, ratios, round_count
+from perf.measure.timer import percentiles
 from perf.models.cases import Work
 from perf.models.tables import MEANWHILE, OURS, PROVIDERS, TORCH
 from triton_gemm.functional import routing
 from triton_gemm.runtime import background
+from triton_gemm.tuning.timing import interleave, ratios, round_count
 
 ROUNDS = (5, 20)
 TURN_S = 0.1  # what a turn takes at least, in runs
@@ -93,7 +94,7 @@ def rounds(work: Work, budget_s: float) -> dict[str, Any]:
     """Runs a second of each, `per_s`, and the `ratio` of the speeds in the same round, ours over torch's."""
     once = {provider: _turn(provider, work.run, 1)() for provider in PROVIDERS}
     runs = math.ceil(TURN_S / max(once.values()))
-    starts = {provider: partial(_start, provider, work.run, runs) for provider in PROVIDERS}
+    starts = {provider: partial(_turn, provider, work.run, runs) for provider in PROVIDERS}
     interleave(starts, 1)
     count = round_count(1000 * runs * sum(once.values()), budget_s, ROUNDS)
     times = interleave(starts, count)
@@ -102,23 +103,15 @@ def rounds(work: Work, budget_s: float) -> dict[str, Any]:
 
 
 def _turn(provider: str, run: Callable[[str], object], runs: int) -> Callable[[], float]:
-    """A function that returns the wall time of `runs` runs in seconds, until the GPU is idle."""
-
-    def seconds() -> float:
-        with within(provider):
-            run(provider)  # in which the products of a new `use()` are looked up
-            _synchronize()
-            began = time.perf_counter()
-            for _ in range(runs):
-                run(provider)
-            _synchronize()
-            return time.perf_counter() - began
-
-    return seconds
-
-
-def _start(provider: str, run: Callable[[str], object], runs: int) -> Callable[[], float]:
-    seconds = _turn(provider, run, runs)()
+    """Makes `runs` runs; a function that gives their wall time in seconds, until the GPU was idle."""
+    with within(provider):
+        run(provider)  # in which the products of a new `use()` are looked up
+        _synchronize()
+        began = time.perf_counter()
+        for _ in range(runs):
+            run(provider)
+        _synchronize()
+        seconds = time.perf_counter() - began
     return lambda: seconds
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from statistics import geometric_mean
 from typing import Any
 
-from perf.bench.scores import geometric_mean
 from perf.common import formats
 from perf.common.formats import Cell
 from perf.measure.environment import Records

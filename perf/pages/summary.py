@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 from typing import Any
 
 from perf.bench import scores
-from perf.bench.scores import Score, Sweep, geometric_mean
+from perf.bench.scores import Score, Sweep
 from perf.bench.tables import origin, where
 from perf.common import formats
 from perf.common.formats import Cell

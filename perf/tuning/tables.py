@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import exp, fsum, log
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
 from perf.common import formats
@@ -53,20 +52,20 @@ def row(record: Record) -> dict[str, Cell]:
     cells["seconds"] = f"{record['seconds']:.0f}"
     if not measured:
         return cells
-    lost = [found["choice_us"] / found["fastest_us"] - 1 for found in measured]
-    used = [found["used_us"] / found["fastest_us"] - 1 for found in measured if found.get("used_us")]
+    lost = [found["choice_us"] / found["fastest_us"] for found in measured]
+    used = [found["used_us"] / found["fastest_us"] for found in measured if found.get("used_us")]
     again = [race for found in measured for race in found["again"]]
     known, timed = (fmean(found[name] for found in measured) for name in ("candidates", "timed"))
     return cells | {
         "candidates, timed": f"{known:.0f}, {timed:.0f}",
-        "regret, mean": _points(_mean(lost)),
+        "regret, mean": _points(geometric_mean(lost)),
         "regret, median": _points(median(lost)),
         "regret, worst": _points(max(lost)),
-        "GEMMs over 10 %": sum(x > MUCH for x in lost),
+        "GEMMs over 10 %": sum(x > 1 + MUCH for x in lost),
         "in use before: mean, worst": (
-            f"{_points(_mean(used))}, {_points(max(used))}" if 2 * len(used) > len(measured) else None
+            f"{_points(geometric_mean(used))}, {_points(max(used))}" if 2 * len(used) > len(measured) else None
         ),
-        "regret after": _points(_mean([found["us"] / found["fastest_us"] - 1 for found in measured])),
+        "regret after": _points(geometric_mean(found["us"] / found["fastest_us"] for found in measured)),
         "stored": sum(found["outcome"] == "tuned" for found in measured),
         "same winner again": _share(race["same"] for race in again),
         "again within 1 %": _share(abs(race["slower"]) <= 0.01 for race in again),
@@ -78,7 +77,7 @@ def _over_served(record: Record) -> str | None:
     """Torch's time over that of what `use()` runs after tuning, which is torch's kernel where that was faster."""
     times = [(found["torch_us"], found) for found in record["products"] if found.get("torch_us")]
     served = [1.0 if found["torch_faster"] else torch_us / found["us"] for torch_us, found in times]
-    return f"{1 + _mean([x - 1 for x in served]):.3f}, {min(served):.3f}" if served else None
+    return f"{geometric_mean(served):.3f}, {min(served):.3f}" if served else None
 
 
 def worst(record: Record, count: int = 10) -> list[str]:
@@ -86,18 +85,14 @@ def worst(record: Record, count: int = 10) -> list[str]:
     measured = sorted(compared(record), key=lambda found: found["fastest_us"] / found["choice_us"])
     return [
         f"{found['product']}: {found['choice_us']:.4g} us, fastest {found['fastest_us']:.4g} us "
-        f"({_points(found['choice_us'] / found['fastest_us'] - 1)}); {found['choice']} -> {found['winner']}"
+        f"({_points(found['choice_us'] / found['fastest_us'])}); {found['choice']} -> {found['winner']}"
         for found in measured[:count]
     ]
 
 
-def _mean(shares: Sequence[float]) -> float:
-    """The geometric mean of times over others, less 1."""
-    return exp(fsum(log(1 + share) for share in shares) / len(shares)) - 1
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def _points(ratio: float) -> str:
+    """By how much it is more than 1."""
+    return f"{100 * (ratio - 1):.1f} %"
 
 
 def _share(found: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain, repeat
 from statistics import fmean
 from typing import Any
 
@@ -13,12 +14,16 @@ import pytest
 from perf.bench import alone
 from perf.calibrate.times import PRODUCT
 from perf.measure import environment
+from tests.support.lab_fakes import CPU, others, small
+from tests.support.lab_fakes import no_gpu as no_gpu
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels import forms
 from triton_gemm.selection.select import select
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 from triton_gemm.tables.records import named
+from triton_gemm.tuning.gpu import Gpu
+from triton_gemm.tuning.journal import Journal
 
 HOPPER = named_device("h100")
 
@@ -44,15 +49,19 @@ def test_a_candidate_of_each_tile_and_cluster() -> None:
 def test_what_a_block_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of the second half, when the clock has fallen."""
 
-    class Falling:
-        repeats, calls = 4, 0
-
-        def start(self) -> Any:
-            self.calls += 1
-            return partial(float, 1 + (self.calls > 32))
-
+    times = chain(repeat(1.0, 32), repeat(2.0))
     monkeypatch.setattr(alone, "clock_mhz", lambda: lambda: 1500.0)
-    assert alone.alone(Falling()) == (2.0, 1500.0)  # type: ignore[arg-type]
+    assert alone.alone(lambda: partial(next, times), 4.0) == (2.0, 1500.0)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_products_are_measured_in_turns_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "clock_mhz", lambda: lambda: 1500.0)
+    monkeypatch.setattr(alone, "settle", lambda *_: None)
+    lab = Gpu(CPU, Journal(None, "1"), "any", "graph")
+    found = list(alone.measure(lab, small(), others(small())))
+    assert [row[1] for row in found] == [alone.CUBLAS, *map(named, others(small()))]
+    assert {tuple(row[2:]) for row in found} == {("1000", "1.000", "1000", "1.000", "1500")}
 
 
 def regrets(gpu: str, column: str) -> Sequence[float]:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from perf.bench import sweep
 from perf.calibrate import __main__ as calibrate
 from perf.calibrate import design, measure, regret, shapes, times
 from perf.calibrate.times import Measured
-from perf.measure import environment, operands, timer
+from perf.measure import environment
 from tests.support.lab_fakes import FakePlan, take_gpu_away
 from tests.support.report_records import SURROUNDINGS
 from tests.support.table_fakes import HOPPER
@@ -74,7 +73,7 @@ def of_whole_tiles(measured: Measured) -> Measured:
         own = candidate.algorithm.kernel == "warp_specialised"
         return not own or all(extent % side == 0 or extent < side for extent, side in pairs)
 
-    return replace(measured, us={way: us for way, us in measured.us.items() if whole(way.candidate)})
+    return replace(measured, us={way: us for way, us in measured.us.items() if whole(way)})
 
 
 # ---- what the models choose ----
@@ -117,8 +116,8 @@ def test_the_models_choices_are_good(file: Path) -> None:
     of_regimes = [(regime, regret.mean_regret(of_it)) for regime, of_it in regret.by_regime(chosen).items()]
     regrets = of_regimes if file in (DRAWN, OF_WEIGHTS, NEWEST, CLUSTERS) else of_shapes
     assert {name for name, found in regrets if found > much} <= known
-    kernels = {way.candidate.algorithm.kernel for found in measured.shapes for way in found.us}
-    configs = [choice.pick.candidate.algorithm.config for choice in chosen]
+    kernels = {way.algorithm.kernel for found in measured.shapes for way in found.us}
+    configs = [choice.pick.algorithm.config for choice in chosen]
     if file == COMMITTED:
         assert len(chosen) > 80 and regret.rms_error(measured.shapes, model) < 0.12
     elif file == NEWEST:
@@ -176,15 +175,15 @@ def test_the_first_way_is_what_select_chooses(regime: str) -> None:
             continue
         problem = gemm_problem(shape, mode)
         chosen, found = select(problem, HOPPER), measure.ways(problem, HOPPER)
-        assert replace(chosen, reason="calibration") == found[0].selection()
+        assert chosen.algorithm == found[0].algorithm
         forms = {
             (
-                way.candidate.algorithm.kernel,
-                *(getattr(way.candidate.algorithm.config, name, 1) for name in times.CLUSTER),
+                way.algorithm.kernel,
+                *(getattr(way.algorithm.config, name, 1) for name in times.CLUSTER),
             )
             for way in found
         }
-        assert len({str(way) for way in found}) == len(found) <= measure.KEEP + measure.LEAST * len(forms)
+        assert len({way.algorithm for way in found}) == len(found) <= measure.KEEP + measure.LEAST * len(forms)
         counted += 1
     assert counted
 
@@ -253,7 +252,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clusters_are_among_the_ways_and_in_the_file(tmp_path: Path) -> None:
     shape, file = Shape(712, 1264, 4976, layout="nt"), tmp_path / "clusters.json"
     found = measure.ways(gemm_problem(shape), HOPPER)
-    configs = [way.candidate.algorithm.config for way in found if way.candidate.algorithm.kernel == "warp_specialised"]
+    configs = [way.algorithm.config for way in found if way.algorithm.kernel == "warp_specialised"]
     forms = {(config.CLUSTER_M, config.CLUSTER_N) for config in configs}
     assert forms == {(1, 1), *((config.CLUSTER_M, config.CLUSTER_N) for config in warp_specialised.CLUSTERED)}
     timed = [Measured(shape, "bf16", 16.0, {way: float(i) for i, way in enumerate(found)})]
@@ -281,7 +280,7 @@ def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
     assert {("memory",), ("kernels", "warp_specialised", "step", "128x256"), ("kernels", "gemv", "wait", "1")} <= places
     assert not {place for place in places if place[0] in figures.FIXED}
     algorithm = Algorithm("warp_specialised", warp_specialised.CONFIGS[0], Schedule(132))
-    way = times.Way(Candidate(gemm_problem(cube(4096)), algorithm))
+    way = Candidate(gemm_problem(cube(4096)), algorithm)
     measured = Measured(cube(4096), "bf16", 1.0, {way: 1.0})
     (before,), (after,) = measured.predicted(model), measured.predicted(changed(model, tensor=0.5))
     assert after > 1.2 * before and measured.predicted(model) == [before]
@@ -302,10 +301,10 @@ def test_a_shape_that_tells_something_else_comes_early(newest: times.Calibration
 def test_regret_is_of_the_pick() -> None:
     problem, model = gemm_problem(cube(4096)), model_of(HOPPER)
     fast, slow = (
-        times.Way(Candidate(problem, Algorithm("warp_specialised", config, Schedule(132))))
+        Candidate(problem, Algorithm("warp_specialised", config, Schedule(132)))
         for config in warp_specialised.CONFIGS[:12:9]
     )
-    twin = times.Way(Candidate(problem, fast.candidate.algorithm._replace(swap_ab=True)))
+    twin = Candidate(problem, fast.algorithm._replace(swap_ab=True))
     measured = Measured(cube(4096), "bf16", 100.0, {twin: 100.0, slow: 100.0, fast: 103.0})
     assert measured.predicted(model)[2] < measured.predicted(model)[1]
     (choice,) = regret.choices([measured], model)
@@ -372,10 +371,10 @@ def test_measuring_needs_the_kernels_gpu(capsys: pytest.CaptureFixture[str], mon
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets candidates be measured on the CPU, where plans compute and replays take no time."""
-    take_gpu_away(monkeypatch, operands, timer)
+    take_gpu_away(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(sweep, "clocks_under_load", lambda _: {"clocks_sm": 1755})
+    monkeypatch.setattr(measure, "clocks_under_load", lambda _: {"clocks_sm": 1755})
     monkeypatch.setattr(environment, "describe", lambda _: dict(SURROUNDINGS))
     monkeypatch.setattr(measure, "GemmPlan", FakePlan)
     monkeypatch.setattr(measure, "compile_ahead", lambda _: None)
@@ -405,7 +404,7 @@ def test_wrong_results_are_not_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = select(gemm_problem(TINY[0][0]), HOPPER).config.BLOCK_M
-    ways = [way.selection() for shape, _ in TINY for way in measure.ways(gemm_problem(shape), HOPPER)]
+    ways = [Selection.of(way, "") for shape, _ in TINY for way in measure.ways(gemm_problem(shape), HOPPER)]
     of_wrong = {way: "one is off" for way in ways if wrong == way.config.BLOCK_M}
     monkeypatch.setattr(FakePlan, "wrong", of_wrong)
     file = tmp_path / "file.json"
@@ -413,7 +412,7 @@ def test_wrong_results_are_not_timed(
     failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("FAILED 72x64x64 nt: ")]
     assert failed and all("a result is off" in line for line in failed)
     found = times.read(file)
-    assert wrong not in {way.candidate.algorithm.config.BLOCK_M for measured in found.shapes for way in measured.us}
+    assert wrong not in {way.algorithm.config.BLOCK_M for measured in found.shapes for way in measured.us}
     assert regret.unmeasured(found)
 
 

@@ -46,9 +46,9 @@ def test_providers_take_turns_and_ratios_are_taken_round_by_round() -> None:
     gpu = FakeGpu()
     # The GPU slows down by half midway: ratios must not notice.
     starts = {"base": gpu.kernel("base", [2.0, 2.0, 4.0, 4.0]), "own": gpu.kernel("own", [1.0, 1.0, 2.0, 2.0])}
-    times = timer.interleave(starts, 4)
+    times = timing.interleave(starts, 4)
     assert gpu.order == ["base", "own", "own", "base"] * 2
-    assert timer.ratios(times, "own", "base") == [2.0] * 4
+    assert timing.ratios(times, "own", "base") == [2.0] * 4
     spread = timer.percentiles([1.0, 2.0, 3.0, 4.0, 100.0])
     assert spread["median"] == 3.0
     assert spread["p20"] < 3.0 < spread["p80"]
@@ -117,16 +117,12 @@ def test_the_collector_is_as_it_was_after_what_is_timed(enabled: bool) -> None:
 
 
 def test_slow_providers_get_few_rounds_and_every_operand_set_is_used() -> None:
-    assert timer.round_count(round_ms=10.0, budget_s=0.2, bounds=(3, 40)) == 20
-    assert timer.round_count(round_ms=5000.0, budget_s=0.2, bounds=(3, 40)) == 3
-    assert timer.round_count(round_ms=0.0, budget_s=0.2, bounds=(3, 40)) == 40
-    assert timer.repeats(estimate_ms=300.0, sets=1) == 1
-    assert timer.repeats(estimate_ms=300.0, sets=4) == 4
-    assert timer.repeats(estimate_ms=0.01, sets=4) == timing.MAX_REPEATS
-    l2 = 50 << 20
-    assert operands.set_count(size=3 << 20, l2=l2, free=80 << 30) * (3 << 20) >= 2 * l2
-    assert operands.set_count(size=1 << 30, l2=l2, free=80 << 30) == 1
-    assert operands.set_count(size=3 << 20, l2=l2, free=30 << 20) == 4
+    assert timing.round_count(round_ms=10.0, budget_s=0.2, bounds=(3, 40)) == 20
+    assert timing.round_count(round_ms=5000.0, budget_s=0.2, bounds=(3, 40)) == 3
+    assert timing.round_count(round_ms=0.0, budget_s=0.2, bounds=(3, 40)) == 40
+    assert timing.repeats(estimate_ms=300.0, sets=1) == 1
+    assert timing.repeats(estimate_ms=300.0, sets=4) == 4
+    assert timing.repeats(estimate_ms=0.01, sets=4) == timing.MAX_REPEATS
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -156,7 +152,7 @@ def test_the_check_of_integers_is_exact() -> None:
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the timer work on the CPU, where providers compute and nothing is timed."""
-    take_gpu_away(monkeypatch, operands, timer)
+    take_gpu_away(monkeypatch)
     monkeypatch.setattr(environment, "query", lambda *fields: [None] * len(fields))
 
 
@@ -214,8 +210,8 @@ def test_other_precisions_are_measured(mode: str) -> None:
 def test_the_bound_holds_for_torch_and_is_not_loose_beyond_the_rounding(mode: str) -> None:
     dtype = operands.MODE_DTYPES[mode]
     generator = torch.Generator().manual_seed(1)
-    a, b = (operands.draw(shape, dtype, generator) for shape in ((40, 300), (300, 24)))
-    c0 = operands.draw((40, 24), dtype, generator)
+    a, b = (timing.draw(shape, dtype, generator) for shape in ((40, 300), (300, 24)))
+    c0 = timing.draw((40, 24), dtype, generator)
     expected = numerics.reference(a, b, c0, 0.5, -2.0)
     bound = numerics.error_bound(a, b, c0, 0.5, -2.0, mode, dtype)
     rounded = expected.to(dtype)

@@ -13,7 +13,7 @@ from perf.bench import __main__ as bench
 from perf.bench import peers, plots, scores, sweep
 from perf.bench import tables as bench_tables
 from perf.bench.scores import AUTOTUNED, INDUCTOR, TUNED, Sweep
-from perf.measure import operands, timer
+from perf.measure import timer
 from perf.measure.operands import Problem
 from perf.measure.providers import CUBLAS, OURS
 from tests.support.lab_fakes import take_gpu_away
@@ -73,7 +73,7 @@ def tunable(monkeypatch: pytest.MonkeyPatch) -> TunableOp:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_gpu_away(monkeypatch, operands, timer)
+    take_gpu_away(monkeypatch)
     monkeypatch.setitem(peers.PEERS, OURS, lambda problem: timer.Provider("", peers.providers.fused_in_torch(problem)))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(peers, "_chosen", {})

@@ -51,10 +51,13 @@ def test_a_stand_in_counts_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     first, second = map(fake_compiler.planned, fake_compiler.ROWS[:2])
     for made in (first, second):
         fake_compiler.call(made)
+    run = plan.GemmPlan.run
     for number in (1, 2):
         with record_shapes(tmp_path / "shapes.json"):
+            assert plan.GemmPlan.run is not run
             fake_compiler.call(second)
             fake_compiler.call(first)
+        assert plan.GemmPlan.run is run, "the method is as it was"
         stands_in = second.first_calls is not None and second.first_calls.stand_in is not None
         assert stands_in == (number == 1) and calls(tmp_path / "shapes.json") == [1, 1]
         gpu.end()

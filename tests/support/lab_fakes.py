@@ -10,8 +10,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from math import exp
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from triton_gemm.tuning.race import FailedError
 REPLAY_S = 0.004
 REFERENCE_MS = 0.007
 CPU = torch.device("cpu")
+FULL = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
 
 
 class Kernels:
@@ -116,6 +118,7 @@ class FakeLab:
         self.mhz: Callable[[float], int] = lambda now: 1980
         self.slowed: Callable[[float], tuple[str, ...]] = lambda now: ()
         self.benches: list[tuple[GemmProblem, int]] = []
+        self.fields: list[Sequence[Selection]] = []  # of these
         self.compiled: list[GemmProblem] = []
 
     def now(self) -> float:
@@ -141,6 +144,7 @@ class FakeLab:
         if problem in self.full:
             raise torch.OutOfMemoryError("operands of 9 MiB are too much for 1 MiB of free memory\nand more")
         self.benches.append((problem, seed))
+        self.fields.append(ways)
         self.kernels.incumbent = ways[0]
         return self.kernels
 
@@ -158,14 +162,18 @@ class FakeReplay:
         return lambda: 1.0
 
 
-def take_gpu_away(patch: pytest.MonkeyPatch, operands: ModuleType, timer: ModuleType) -> None:
+def replays_take_no_time(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(timing, "Replay", FakeReplay)
+    patch.setattr(timing, "once_ms", lambda call: (call(), 1.0)[1])
+
+
+def take_gpu_away(patch: pytest.MonkeyPatch) -> None:
     """Lets `perf.measure.timer` time what `perf.measure.operands` lays on the CPU."""
-    patch.setattr(operands, "DEVICE", "cpu")
-    patch.setattr(timer, "Replay", FakeReplay)
-    patch.setattr(timer, "sets_of", lambda *_: 2)
-    patch.setattr(timer, "settle", lambda *_, **__: None)
-    patch.setattr(timer, "once_ms", lambda call: (call(), 1.0)[1])
-    patch.setattr(torch.cuda, "synchronize", lambda: None)
+    replays_take_no_time(patch)
+    patch.setattr(timing, "settle", lambda *_, **__: None)
+    patch.setattr("perf.measure.operands.DEVICE", "cpu")
+    patch.setattr("perf.measure.timer.sets_of", lambda *_: 2)
+    patch.setattr(torch.cuda, "synchronize", lambda *_: None)
 
 
 class FakePlan:
@@ -234,9 +242,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, default_policy: None) -> None:
     monkeypatch.setattr(gpu, "GemmPlan", FakePlan)
     monkeypatch.setattr(gpu, "Worker", lambda _: None)
     monkeypatch.setattr(gpu, "device_info", lambda _: HOPPER)
-    monkeypatch.setattr(timing, "Replay", FakeReplay)
     monkeypatch.setattr(timing, "occupy", lambda clocks: None)
-    monkeypatch.setattr(timing, "once_ms", lambda call: (call(), 1.0)[1])
+    replays_take_no_time(monkeypatch)
 
 
 @pytest.fixture

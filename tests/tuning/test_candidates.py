@@ -194,7 +194,7 @@ def test_a_step_is_one_line() -> None:
 
 def test_without_a_terminal_there_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture, capsys: Any) -> None:
     report = ShapeReport(PROBLEMS["middle"], 1, "refused", why="the GPU is too hot")
-    with caplog.at_level(logging.INFO, "triton_gemm.tuning"), shown.shown(None) as (said, ended):
+    with caplog.at_level(logging.INFO, "triton_gemm.tuning"), shown.shown(None, shown.step_text) as (said, ended):
         assert said is None
         ended(report)
     assert caplog.messages == ["512x1024x2048 bfloat16: refused: the GPU is too hot"]
@@ -203,16 +203,16 @@ def test_without_a_terminal_there_is_a_line_in_the_log(caplog: pytest.LogCapture
 
 def test_a_terminal_shows_progress(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with shown.shown(None) as (said, ended):
+    with shown.shown(None, shown.step_text) as (said, ended):
         assert said is not None
         said(STEP)
         ended(ShapeReport(PROBLEMS["middle"], 1, "no time"))
     assert "512x1024x2048 bfloat16: no time" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with shown.shown(None) as (said, _):
+    with shown.shown(None, shown.step_text) as (said, _):
         assert said is None
     own = SimpleNamespace(told=[])
-    with shown.shown(own.told.append) as (said, _):
+    with shown.shown(own.told.append, shown.step_text) as (said, _):
         assert said is not None
         said(STEP)
     assert own.told == [STEP]

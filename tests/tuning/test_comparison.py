@@ -16,7 +16,7 @@ import torch
 
 import triton_gemm
 from tests.support import table_fakes
-from tests.support.lab_fakes import FakeLab, bench_of, small
+from tests.support.lab_fakes import FULL, FakeLab, bench_of, small
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import tuning
 from triton_gemm.functional import routing
@@ -202,10 +202,7 @@ def test_errors_that_there_is_no_memory_for_are_not_known(tmp_path: Path, monkey
     bench, _ = bench_of(small(), tmp_path)
     bench.prepare(TORCH)
 
-    def full(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(gpu, "relative_errors", full)
+    monkeypatch.setattr(gpu, "relative_errors", FULL)
     assert all(map(math.isnan, bench.errors()))
 
 

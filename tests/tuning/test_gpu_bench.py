@@ -15,9 +15,10 @@ import torch
 
 import triton_gemm
 from tests.support import table_fakes
-from tests.support.lab_fakes import CPU, Event, FakePlan, bench_of, others, small
+from tests.support.lab_fakes import CPU, FULL, Event, FakePlan, bench_of, others, small
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER
+from tests.tuning.test_of_torch import HAS
 from triton_gemm import calibration, tables, tuning
 from triton_gemm.calibration import probes
 from triton_gemm.hardware import device_model, nvml
@@ -150,11 +151,8 @@ def test_it_is_named_on_disk_while_it_runs_first(tmp_path: Path, monkeypatch: py
 def test_too_little_memory_is_no_candidates_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = bench_of(small(), tmp_path)
 
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     with monkeypatch.context() as patch, pytest.raises(FailedError, match="out of memory"):
-        patch.setattr(timing, "Replay", full)
+        patch.setattr(timing, "Replay", FULL)
         bench.prepare(others(small())[0])
     assert Journal(tmp_path / "x.tuning.jsonl", "1").failures == {}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (10_000, 2**31))
@@ -224,21 +222,14 @@ def test_the_reference_product_is_looked_at_under_load(tmp_path: Path, monkeypat
 
 # --- Operands ---
 
-CASES = {
-    "plain": {},
-    "column-major": {"b": Layout((0, 1, 96))},
+CASES: dict[str, dict[str, Any]] = {
+    **{name: changes for name, (changes, _) in HAS.items()},
     "unaligned rows that are padded": {"a": Layout((0, 104, 1), aligned=False)},
     "a batch that shares B": {"batch": 3, "a": Layout((48 * 96, 96, 1)), "c": Layout((48 * 64, 64, 1))},
-    "bias": {"bias": "n"},
     "bias of rows, added to fp32": {"bias": "m", "out_dtype": torch.float32},
     "scales": {"dtype": torch.float8_e4m3fn, "precision": "fp8", "scales": "rows", "bias": "n"},
     "blocks": {"dtype": torch.float8_e4m3fn, "precision": "fp8", "scales": "blocks"},
-    "int8": {"dtype": torch.int8, "out_dtype": torch.int32, "precision": "int8"},
-    "fp64": {"dtype": torch.float64, "out_dtype": torch.float64, "precision": "fp64"},
-    "groups of rows": {"groups": "m", "batch": 4, "b": Layout((96 * 64, 64, 1))},
     "one group": {"groups": "m", "batch": 1},
-    "groups of K": {"groups": "k", "batch": 4, "c": Layout((48 * 64, 64, 1))},
-    "nothing to sum": {"K": 0},
 }
 
 
@@ -247,8 +238,8 @@ def test_operands_are_those_of_the_problem(case: str) -> None:
     problem = small(**CASES[case])
     sets = operands.operands(problem, 2, CPU)
     a, b, c, *auxiliary = sets[0]
-    more = {"bias": problem.bias, "scales": problem.scales, "groups": problem.groups, "precision": problem.precision}
-    made = GemmProblem.of(a, b, c, **more)
+    names = ("has_beta", "bias", "activation", "scales", "groups", "precision")
+    made = GemmProblem.of(a, b, c, **{name: getattr(problem, name) for name in names})
     if case == "one group":
         assert b.dim() == 3 and c.dim() == 2
     assert made == problem
@@ -266,6 +257,7 @@ def test_operands_are_those_of_the_problem(case: str) -> None:
 def test_memory_bounds_the_sets() -> None:
     problem = small()
     size = operands.nbytes(problem)
+    assert timing.set_count(1 << 30, 50 << 20, 80 << 30) == 1
     assert size == 2 * (48 * 96 + 96 * 64 + 48 * 64)
     assert operands.sets_of(problem, 50 << 20, 80 << 30) == timing.MAX_SETS
     assert operands.sets_of(problem, 10 * size, 80 << 30) == 20
@@ -277,6 +269,11 @@ def test_memory_bounds_the_sets() -> None:
 # --- Compiling ---
 
 
+def wait(compiler: Compiler, *jobs: object) -> None:
+    while not all(map(compiler.done, jobs)):
+        compiler.pause(0.01)
+
+
 def test_jobs_are_compiled_at_once_and_in_order() -> None:
     both, order = threading.Barrier(2), []
 
@@ -286,8 +283,7 @@ def test_jobs_are_compiled_at_once_and_in_order() -> None:
 
     compiler = Compiler(compile, threads=2)
     compiler.add(range(6))
-    while not all(compiler.done(job) for job in range(6)):
-        compiler.pause(0.1)
+    wait(compiler, *range(6))
     assert sorted(order[:2]) == [0, 1] and sorted(order) == list(range(6))
     assert all(compiler.failure(job) is None for job in range(6))
     compiler.close()
@@ -306,12 +302,10 @@ def test_what_no_thread_has_taken_can_be_cancelled() -> None:
     assert taken.wait(10)
     assert compiler.cancel([0, 1, 3, "none"]) == {1, 3}
     go_on.set()
-    while not compiler.done(2):
-        compiler.pause(0.1)
+    wait(compiler, 2)
     assert order == [0, 2] and not compiler.done(1)
     compiler.add([1])
-    while not compiler.done(1):
-        compiler.pause(0.1)
+    wait(compiler, 1)
     assert order == [0, 2, 1]
     compiler.close()
 
@@ -334,8 +328,7 @@ def test_what_a_finished_race_has_not_timed_is_not_compiled(tmp_path: Path) -> N
     lab.forget(small())
     assert [key for key in lab.plans if key[0] == small()] == [(small(), ways[0])]
     go_on.set()
-    while not lab.compiler.done((other, select(other, HOPPER))):
-        lab.pause(0.1)
+    wait(lab.compiler, (other, select(other, HOPPER)))
     assert not any(lab.compiler.done((small(), way)) for way in ways[1:])
     lab.compiler.close()
 
@@ -344,8 +337,7 @@ def test_what_compiles_for_too_long_has_failed_and_keeps_no_one() -> None:
     stop = threading.Event()
     compiler = Compiler(lambda job: stop.wait(30) and None, threads=2, limit_s=0.05)
     compiler.add(["hangs", "too", "late"])
-    while not compiler.done("hangs"):
-        compiler.pause(0.01)
+    wait(compiler, "hangs")
     assert compiler.failure("hangs") == "compiling takes more than 0.05 s"
     assert not compiler.done("late"), "it has not begun"
     assert all(thread.daemon for thread in compiler.threads)
@@ -431,10 +423,7 @@ def test_a_model_is_tuned_for_numbers_of_rows(tuned_on_the_cpu: Path, caplog: py
 def test_without_memory_for_its_operands_a_product_fails(
     tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(gpu, "operands", full)
+    monkeypatch.setattr(gpu, "operands", FULL)
     (shape,) = triton_gemm.tune([small()], budget=20).shapes
     assert (shape.outcome, shape.why) == ("failed", "CUDA out of memory")
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import table_fakes
-from triton_gemm.problem import GemmProblem, Layout
+from tests.support.lab_fakes import CPU, small
+from triton_gemm.problem import Layout
 from triton_gemm.tuning import truth
 from triton_gemm.tuning.of_torch import fp32_precision, scales_of, torchs_product
 from triton_gemm.tuning.operands import BETA, operands
 
-CPU = torch.device("cpu")
 FP32 = {"dtype": torch.float32, "out_dtype": torch.float32, "precision": "ieee"}
 FP8 = {"dtype": torch.float8_e4m3fn, "precision": "fp8", "b": Layout((0, 1, 96))}
 INT8 = {"dtype": torch.int8, "out_dtype": torch.int32, "precision": "int8"}
@@ -58,10 +57,6 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "a gate": ({"gate": True, "activation": "silu"}, "torch has no product with a gate"),
     "groups with a gate": ({**GROUPS, "gate": True, "activation": "silu"}, "torch has no product with a gate"),
 }
-
-
-def small(**changes: Any) -> GemmProblem:
-    return replace(table_fakes.problem_of(48, 64, 96), **changes)
 
 
 @pytest.mark.parametrize("case", HAS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from ..hardware.device import DeviceInfo
 from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
@@ -11,82 +14,40 @@ from ..suites.shapes import Shape
 from .measuring import Probe
 
 WAYS = 6  # candidates of a product
-# Modes, as `gemm_problem` has them, and shapes, those first that tell most: what `python -m perf.calibrate design`
-# makes of all that was measured on the H200 and that cuBLAS takes less than 2.5 ms for.
-SHAPES = (
-    ("bf16", Shape(3072, 9216, 4096, layout="tt")),
-    ("bf16", Shape(24, 8192, 28672)),
-    ("bf16", Shape(9216, 9216, 9216)),
-    ("bf16", Shape(8192, 8192, 8192)),
-    ("bf16", Shape(4608, 4608, 4608)),
-    ("bf16", Shape(12, 28672, 8192, layout="nt")),
-    ("bf16", Shape(6144, 6144, 6144)),
-    ("tf32x3", Shape(800, 56, 102, layout="tt")),
-    ("bf16", Shape(714, 1240, 3128, layout="nt")),
-    ("bf16", Shape(3072, 9216, 4096, layout="nt")),
-    ("bf16", Shape(50, 50257, 768)),
-    ("bf16", Shape(610, 7448, 5256, layout="nt")),
-    ("bf16", Shape(8192, 8192, 8192, layout="tn")),
-    ("bf16", Shape(1, 8192, 28672, layout="nt")),
-    ("bf16", Shape(8832, 8832, 8832)),
-    ("bf16", Shape(2880, 2496, 5632, layout="nt")),
-    ("bf16", Shape(16, 128256, 4096, layout="nt")),
-    ("bf16", Shape(7232, 7232, 7232)),
-    ("bf16", Shape(356, 7168, 2048, layout="nt")),
-    ("bf16", Shape(7168, 7168, 7168)),
-    ("bf16", Shape(1, 1536, 7168, layout="nt")),
-    ("bf16", Shape(3840, 3840, 3840)),
-    ("bf16", Shape(64, 64, 368, batch=5)),
-    ("bf16", Shape(2048, 2048, 2048)),
-    ("bf16", Shape(4, 7168, 16384, layout="nt")),
-    ("bf16", Shape(2432, 4224, 11456, layout="tt")),
-    ("bf16", Shape(32, 6144, 4096, layout="nt")),
-    ("bf16", Shape(64, 80, 1936, batch=17)),
-    ("bf16", Shape(272, 51200, 5120, layout="nt")),
-    ("bf16", Shape(9088, 9088, 9088)),
-    ("bf16", Shape(376, 1928, 1280)),
-    ("bf16x6", Shape(3, 512, 1024, layout="tt")),
-    ("bf16", Shape(2, 8192, 28672, layout="nt")),
-    ("bf16", Shape(680, 7168, 2048, layout="nt")),
-    ("bf16", Shape(16, 16, 64, layout="nt", batch=64)),
-    ("bf16", Shape(2240, 6144, 4032)),
-    ("bf16", Shape(758, 1352, 2008, layout="nt")),
-    ("bf16", Shape(4096, 4096, 4096, layout="tn")),
-    ("bf16", Shape(16, 4096, 14336, layout="nt")),
-    ("bf16", Shape(512, 512, 16384, layout="tn")),
-    ("int8", Shape(4544, 16, 16)),
-    ("bf16", Shape(1, 28672, 8192, layout="nt")),
-    ("bf16", Shape(818, 4488, 3664)),
-    ("ieee", Shape(1500, 1500, 1500)),
-    ("bf16", Shape(362, 57344, 8192, layout="nt")),
-    ("bf16", Shape(128, 1536, 4096)),
-    ("bf16", Shape(1536, 1536, 1536, layout="nt")),
-    ("bf16", Shape(8, 128256, 4096)),
-    ("bf16", Shape(4096, 4096, 4096)),
-    ("bf16", Shape(4, 7168, 18432, layout="nt")),
-    ("bf16", Shape(128, 152, 55104, layout="tn")),
-    ("bf16", Shape(4032, 4032, 4032)),
-    ("bf16", Shape(3392, 3392, 3392)),
-    ("bf16", Shape(12, 4096, 4096, layout="nt")),
-    ("bf16", Shape(1024, 1024, 1024)),
-    ("bf16", Shape(3712, 10688, 7808)),
-    ("bf16", Shape(277, 6488, 2000, layout="nt")),
-    ("bf16", Shape(2, 284, 16, layout="nt", batch=64, bias="n")),
-    ("bf16", Shape(6144, 6144, 1024)),
-    ("bf16", Shape(1, 7168, 18432, layout="nt")),
-    ("bf16", Shape(80, 672, 1728, layout="nt", batch=4)),
-    ("bf16", Shape(32, 4096, 4096)),
-    ("bf16", Shape(2944, 2944, 2944)),
-    ("bf16", Shape(2432, 3712, 4992)),
-    ("bf16", Shape(32, 128256, 4096)),
-    ("bf16", Shape(128, 4096, 1000, layout="nt")),
-    ("bf16", Shape(1001, 1003, 1007)),
-    ("bf16", Shape(802, 24576, 1536, layout="nt")),
-    ("tf32x3", Shape(2068, 3, 73, layout="tn")),
-    ("bf16", Shape(621, 5120, 8192, layout="nt")),
-    ("bf16", Shape(2, 2496, 768, layout="nt")),
-    ("bf16", Shape(814, 6144, 4096, layout="nt")),
-)
+# Those first that tell most, as `python -m perf.calibrate design` prints them: of all that was measured on the H200 and
+# that cuBLAS takes less than 2.5 ms for.
+TEXT = """
+3072x9216x4096 tt bf16; 24x8192x28672 nn bf16; 9216x9216x9216 nn bf16; 8192x8192x8192 nn bf16;
+4608x4608x4608 nn bf16; 12x28672x8192 nt bf16; 6144x6144x6144 nn bf16; 800x56x102 tt tf32x3;
+714x1240x3128 nt bf16; 3072x9216x4096 nt bf16; 50x50257x768 nn bf16; 610x7448x5256 nt bf16;
+8192x8192x8192 tn bf16; 1x8192x28672 nt bf16; 8832x8832x8832 nn bf16; 2880x2496x5632 nt bf16;
+16x128256x4096 nt bf16; 7232x7232x7232 nn bf16; 356x7168x2048 nt bf16; 7168x7168x7168 nn bf16;
+1x1536x7168 nt bf16; 3840x3840x3840 nn bf16; 5 x 64x64x368 nn bf16; 2048x2048x2048 nn bf16;
+4x7168x16384 nt bf16; 2432x4224x11456 tt bf16; 32x6144x4096 nt bf16; 17 x 64x80x1936 nn bf16;
+272x51200x5120 nt bf16; 9088x9088x9088 nn bf16; 376x1928x1280 nn bf16; 3x512x1024 tt bf16x6;
+2x8192x28672 nt bf16; 680x7168x2048 nt bf16; 64 x 16x16x64 nt bf16; 2240x6144x4032 nn bf16;
+758x1352x2008 nt bf16; 4096x4096x4096 tn bf16; 16x4096x14336 nt bf16; 512x512x16384 tn bf16;
+4544x16x16 nn int8; 1x28672x8192 nt bf16; 818x4488x3664 nn bf16; 1500x1500x1500 nn ieee;
+362x57344x8192 nt bf16; 128x1536x4096 nn bf16; 1536x1536x1536 nt bf16; 8x128256x4096 nn bf16;
+4096x4096x4096 nn bf16; 4x7168x18432 nt bf16; 128x152x55104 tn bf16; 4032x4032x4032 nn bf16;
+3392x3392x3392 nn bf16; 12x4096x4096 nt bf16; 1024x1024x1024 nn bf16; 3712x10688x7808 nn bf16;
+277x6488x2000 nt bf16; 64 x 2x284x16 nt bias n bf16; 6144x6144x1024 nn bf16; 1x7168x18432 nt bf16;
+4 x 80x672x1728 nt bf16; 32x4096x4096 nn bf16; 2944x2944x2944 nn bf16; 2432x3712x4992 nn bf16;
+32x128256x4096 nn bf16; 128x4096x1000 nt bf16; 1001x1003x1007 nn bf16; 802x24576x1536 nt bf16;
+2068x3x73 tn tf32x3; 621x5120x8192 nt bf16; 2x2496x768 nt bf16; 814x6144x4096 nt bf16
+"""
+WORDS = re.compile(r"(?:(\d+) x )?(\d+)x(\d+)x(\d+) (\w+)(?: bias (\w))? (\w+)")
+
+
+def read(words: str) -> tuple[str, Shape]:
+    """A mode, as `gemm_problem` has it, and a shape."""
+    found = WORDS.fullmatch(words)
+    assert found is not None, words
+    batch, M, N, K, layout, bias, mode = found.groups()
+    return mode, Shape(int(M), int(N), int(K), layout=layout, batch=int(batch) if batch else None, bias=bias)
+
+
+SHAPES = [read(words.strip()) for words in TEXT.split(";")]
 
 
 def probes(device: DeviceInfo) -> list[Probe]:
@@ -97,15 +58,17 @@ def probes(device: DeviceInfo) -> list[Probe]:
 
 
 def ways(problem: GemmProblem, device: DeviceInfo) -> dict[Selection, Candidate]:
-    """The WAYS fastest legal candidates as predicted, each in another configuration, the model's choice first."""
-    found: dict[Selection, Candidate] = {}
-    configs = set()
-    for _, candidate in ranked(problem, device):
+    """The fastest legal candidates as predicted, each in another configuration, the model's choice first."""
+    legal = (candidate for _, candidate in ranked(problem, device) if illegal(problem, device, candidate) is None)
+    return {Selection.of(candidate, "", "tuner"): candidate for candidate in of_each_config(legal)}
+
+
+def of_each_config(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The first WAYS of them that are of different configurations."""
+    found: dict[object, Candidate] = {}
+    for candidate in candidates:
         kernel, config, _, swap_ab, _ = candidate.algorithm
-        form = (kernel, config, swap_ab)
-        if form not in configs and illegal(problem, device, candidate) is None:
-            configs.add(form)
-            found[Selection.of(candidate, "", "tuner")] = candidate
-            if len(found) == WAYS:
-                break
-    return found
+        found.setdefault((kernel, config, swap_ab), candidate)
+        if len(found) == WAYS:
+            break
+    return list(found.values())

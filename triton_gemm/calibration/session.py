@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ..hardware.device_model import DeviceModel, measured, model_without_calibration
 from ..problem import GemmProblem
@@ -48,17 +49,13 @@ class Session:
         wanted = [probe for probe in wanted if len(probe.ways) > 1]
         until = self.begin + (1 - FITTING) * self.budget
         found = measuring.measure(self.lab, wanted, until, self.progress)
-        report = CalibrationReport(
-            outcome="refused",
-            device=device.name,
-            start=start.source,
-            budget=self.budget,
-            seconds=0.0,
-            shapes=len(found.timed),
-            timed=sum(len(timed.us) for timed in found.timed),
-            failed=(*left_out, *found.failed),
-            repeated=found.repeated,
-        )
+        counts: dict[str, Any] = {
+            "shapes": len(found.timed),
+            "timed": sum(len(x.us) for x in found.timed),
+            "repeated": found.repeated,
+        }
+        report = CalibrationReport("refused", device.name, start.source, self.budget, 0.0, **counts)
+        report = replace(report, failed=(*left_out, *found.failed))
         if found.refused > len(found.timed):
             return self.ended(replace(report, why=found.complaint))
         if len(found.timed) < LEAST:

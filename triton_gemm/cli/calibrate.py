@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from .. import calibration
 from ..calibration import Progress
+from ..tuning.shown import shown
 from . import output, words
 
 
@@ -29,21 +26,11 @@ def calibrate(
     cache clear --models` deletes it. The exit status is 1 if the GPU was throttled or shared, or nothing was stored.
     """
     seconds = words.seconds(budget)
-    with _shown() as progress:
+    with shown(None, step_text) as (progress, _):
         report = calibration.calibrate(seconds, keep=not dry_run, progress=progress, device=words.gpu(device))
     output.show(report.as_dict(), as_json, lambda console: console.print(str(report), soft_wrap=True))
     if report.outcome == "refused" or (report.outcome == "not kept" and not dry_run):
         raise typer.Exit(output.FAILED)
-
-
-@contextmanager
-def _shown() -> Iterator[Callable[[Progress], None] | None]:
-    """What is told of every product: a line that changes where a terminal is watched."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with Console(stderr=True, highlight=False).status("compiling") as status:
-        yield lambda step: status.update(step_text(step))
 
 
 def step_text(step: Progress) -> str:

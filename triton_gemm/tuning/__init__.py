@@ -117,7 +117,7 @@ def tune(
     """
     from .rows import of_weights, served
     from .session import Session, Wishes
-    from .shown import shown
+    from .shown import shown, step_text
 
     arguments.count("repeat", repeat, 1)
     budget = arguments.number("tune", "budget", budget)
@@ -136,7 +136,7 @@ def tune(
         calls, fewest = ({x: one[i] for x, one in ranges.items()} for i in (0, 1))
     wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat, fewest)
     _check(wishes.configs)
-    with measuring("tune", device, bits, measure) as gpu, shown(progress) as (told, ended):
+    with measuring("tune", device, bits, measure) as gpu, shown(progress, step_text) as (told, ended):
         report = Session(gpu, gpu.journal, wishes, told).run(calls, ended)
         return report if numbers is None else replace(report, served=served(calls, numbers, gpu.info, bits))
 

@@ -15,13 +15,15 @@ import torch
 from ..compat import loading
 from ..hardware import nvml
 from ..hardware.device import device_info
-from ..problem import GemmProblem, Layout
+from ..problem import GemmProblem
 from ..runtime.compiling import Compiler
 from ..runtime.plan import GemmPlan
 from ..runtime.policies import by_model
 from ..runtime.worker import Worker
 from ..runtime.workspace import release_captured
 from ..selection.select import Selection
+from ..suites.problems import gemm_problem
+from ..suites.shapes import Shape
 from ..tables.files import Bits
 from . import timing
 from .conditions import Conditions
@@ -108,19 +110,7 @@ class Gpu:
     def _reference(self) -> timing.Replay:
         if self.reference is not None:
             return self.reference
-        layout = Layout((0, REFERENCE, 1))
-        problem = GemmProblem(
-            batch=1,
-            M=REFERENCE,
-            N=REFERENCE,
-            K=REFERENCE,
-            dtype=torch.bfloat16,
-            out_dtype=torch.bfloat16,
-            precision="half",
-            a=layout,
-            b=layout,
-            c=layout,
-        )
+        problem = gemm_problem(Shape(REFERENCE, REFERENCE, REFERENCE), "bf16")
         plan = GemmPlan(problem, by_model(problem, self.info), self.device)
         a, b, c = operands(problem, 1, self.device)[0]
         self.held = (plan, a, b, c)
@@ -175,7 +165,8 @@ class Bench:
             raise FailedError(f"{error}".splitlines()[0]) from None
         except Exception as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._require_device(way, why)
+            if timing.lost(self.gpu.device) is not None:
+                self._lost(way, why)
         finally:
             self.gpu.journal.end()
         return self._fail(way, why)
@@ -320,12 +311,6 @@ class Bench:
         self.sets.clear()
         release_captured()
         self.c = self.expected = self.torchs = None
-
-    def _require_device(self, way: Way, why: str) -> None:
-        try:
-            torch.cuda.synchronize(self.gpu.device)
-        except RuntimeError:
-            self._lost(way, why)
 
     def _lost(self, way: Way, why: str) -> None:
         what = way if way == TORCH else f"{way.kernel} {way.config}"

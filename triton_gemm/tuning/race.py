@@ -66,6 +66,9 @@ class Bench(Protocol[_Way]):
     def drop(self, way: _Way) -> None:
         """It will not be timed again."""
 
+    def close(self) -> None:
+        """Gives its memory back."""
+
 
 @dataclass(frozen=True)
 class Race(Generic[Way]):
@@ -259,7 +262,7 @@ def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool) -> _V
     first has won before, and stays if it is in TIE at all."""
     places = [middle(row) for row in logs]
     fastest = min(range(len(places)), key=places.__getitem__)
-    differences = [_difference(row, logs[fastest]) for row in logs]
+    differences = [[x - y for x, y in zip(row, logs[fastest], strict=False)] for row in logs]
     behind = [middle(row) for row in differences]
     unsure = [CONFIDENCE * deviation(row) for row in differences]
     out = tuple(place - by > TIE[1] for place, by in zip(behind, unsure, strict=True))
@@ -269,14 +272,8 @@ def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool) -> _V
     clear = all(i == fastest or abs(behind[i] - cut) > unsure[i] for i in range(chosen + 1))
     rival = chosen if chosen != incumbent else fastest
     noise = CONFIDENCE * deviation(logs[rival]) if rival != incumbent else 0.0
-    return _Verdict(
-        chosen=chosen,
-        fastest=fastest,
-        clear=clear,
-        out=out,
-        noise=noise,
-        beaten=chosen != incumbent and places[chosen] + noise < 0,
-    )
+    beaten = chosen != incumbent and places[chosen] + noise < 0
+    return _Verdict(chosen, fastest, clear, out, noise, beaten)
 
 
 def _widest_gap(behind: Sequence[float]) -> float:
@@ -290,13 +287,8 @@ def _widest_gap(behind: Sequence[float]) -> float:
 
 def middle(row: Sequence[float]) -> float:
     """The mean of the middle half: what disturbs a round is left out, at less noise than the median's."""
-    kept = _half(row)
-    return fmean(kept)
-
-
-def _half(row: Sequence[float]) -> list[float]:
-    ordered, cut = sorted(row), len(row) // 4
-    return ordered[cut : len(row) - cut]
+    cut = len(row) // 4
+    return fmean(sorted(row)[cut : len(row) - cut])
 
 
 def deviation(row: Sequence[float]) -> float:
@@ -310,7 +302,3 @@ def deviation(row: Sequence[float]) -> float:
     mean = fmean(clipped)
     variance = sum((x - mean) ** 2 for x in clipped) / (count - 1)
     return sqrt(variance / count) / ((count - 2 * cut) / count) or 1e-9
-
-
-def _difference(row: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [x - y for x, y in zip(row, other, strict=False)]

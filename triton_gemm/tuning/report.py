@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any, Literal
 
 from ..problem import GemmProblem, problem_text
@@ -307,7 +308,7 @@ class Comparison:
 
 def _mean(ratios: Sequence[float]) -> float:
     """The geometric mean of ratios, less 1."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) - 1 if ratios else math.nan
+    return geometric_mean(ratios) - 1 if ratios else math.nan
 
 
 def values(of: object, *names: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -38,11 +39,6 @@ RECENT_S = 1.0  # a look at the GPU after one race is also the one before the ne
 OF_TORCH = (0.2, 2.0)  # for torch's product: the share of a race's time, and the most seconds
 
 
-class Bench(race.Bench[Way], Protocol):
-    def close(self) -> None:
-        """Gives its memory back."""
-
-
 class Lab(Protocol):
     """A GPU, or a stand-in."""
 
@@ -62,7 +58,7 @@ class Lab(Protocol):
     def pause(self, seconds: float) -> None:
         """Waits for what is being compiled."""
 
-    def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Bench:
+    def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> race.Bench[Way]:
         """torch.OutOfMemoryError where there is too little memory for the operands."""
 
     def forget(self, problem: GemmProblem) -> None:
@@ -125,14 +121,9 @@ class Session:
             self.lab.forget(problem)
             reports.append(replace(report, calls=calls[problem]))
             ended(reports[-1])
-        seconds = self.lab.now() - self.begin
+        wishes, seconds = self.wishes, self.lab.now() - self.begin
         return TuningReport(
-            shapes=tuple(reports),
-            device=self.lab.info.name,
-            bits=self.wishes.bits,
-            measure=self.wishes.measure,
-            budget=self.wishes.budget,
-            seconds=seconds,
+            tuple(reports), self.lab.info.name, wishes.bits, wishes.measure, wishes.budget, seconds=seconds
         )
 
     def await_few(self, entrant: _Entrant | ShapeReport | None, share: float) -> None:
@@ -232,25 +223,21 @@ class Session:
         the candidates that there was no time for."""
         problem, ways = entrant.problem, entrant.ways
         begin, callback = self.lab.now(), self.progress_callback(problem, number)
+        with_torch = self.wishes.bits == "any" and not independent and torchs_product(problem)[0] is not None
+        preferred = None if independent or self.wishes.repeat > 1 else entrant.before
         for attempt in self.monitor.attempts(clock_lags=True):  # a race compares within rounds
             if attempt and allowance - (self.lab.now() - begin) < self.least_s(problem):
                 break
             try:
-                bench = self.lab.bench(problem, ways, ATTEMPTS * seed + attempt)
-            except torch.OutOfMemoryError as error:
-                return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"{error}".splitlines()[0]), entrant
-            try:
-                self.monitor.before(RECENT_S)
-                race_s = max(0.0, allowance - (self.lab.now() - begin) - self.monitor.look_s)
-                with_torch = self.wishes.bits == "any" and not independent and torchs_product(problem)[0] is not None
-                torch_s = min(OF_TORCH[0] * race_s, OF_TORCH[1]) if with_torch else 0.0
-                preferred = None if independent or self.wishes.repeat > 1 else entrant.before
-                found = race.race(ways, bench, race_s - torch_s, before=preferred, progress=callback)
-                of_torch = against_torch(bench, found.way, torch_s) if with_torch else None
-            except race.FailedError as error:
-                return ShapeReport(problem, 0, "failed", choice=ways[0], why=f"the model's choice: {error}"), entrant
-            finally:
-                bench.close()
+                with closing(self.lab.bench(problem, ways, ATTEMPTS * seed + attempt)) as bench:
+                    self.monitor.before(RECENT_S)
+                    race_s = max(0.0, allowance - (self.lab.now() - begin) - self.monitor.look_s)
+                    torch_s = min(OF_TORCH[0] * race_s, OF_TORCH[1]) if with_torch else 0.0
+                    found = race.race(ways, bench, race_s - torch_s, before=preferred, progress=callback)
+                    of_torch = against_torch(bench, found.way, torch_s) if with_torch else None
+            except (race.FailedError, torch.OutOfMemoryError) as error:
+                told = "the model's choice: " * isinstance(error, race.FailedError) + f"{error}".splitlines()[0]
+                return ShapeReport(problem, 0, "failed", choice=ways[0], why=told), entrant
         if (why := self.monitor.why) is not None:
             return ShapeReport(problem, 0, "refused", choice=ways[0], candidates=len(ways), why=why), entrant
         report = ShapeReport(
@@ -278,18 +265,7 @@ class Session:
             return None
 
         def callback(timed: int, count: int, best: Selection, ms: float, choice_ms: float) -> None:
-            step = Progress(
-                number=number[0],
-                count=number[1],
-                problem=problem,
-                timed=timed,
-                candidates=count,
-                best=best,
-                best_us=1000 * ms,
-                choice_us=1000 * choice_ms,
-                seconds_left=self.left(),
-            )
-            progress(step)
+            progress(Progress(*number, problem, timed, count, best, 1000 * ms, 1000 * choice_ms, self.left()))
 
         return callback
 
@@ -310,7 +286,7 @@ class Session:
         return report
 
 
-def against_torch(bench: Bench, winner: Selection, budget_s: float) -> tuple[float, bool] | None:
+def against_torch(bench: race.Bench[Way], winner: Selection, budget_s: float) -> tuple[float, bool] | None:
     """Torch's time over the winner's, in rounds in which they take turns, and whether torch is faster by more than
     noise; None where torch's product, or the winner again, cannot be timed."""
     from ..functional.routing import nothing_routed

@@ -7,18 +7,22 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from .report import Progress, ShapeReport
 
 log = logging.getLogger("triton_gemm.tuning")
 
-Callback = Callable[[Progress], None] | None
+Step = TypeVar("Step")
+Callback = Callable[[Step], None] | None
 
 
 @contextmanager
-def shown(progress: Callback) -> Iterator[tuple[Callback, Callable[[ShapeReport], None]]]:
+def shown(
+    progress: Callback[Step], text: Callable[[Step], str]
+) -> Iterator[tuple[Callback[Step], Callable[[ShapeReport], None]]]:
     """(callback for every step, callback for the end of every problem). progress: a user's callback, instead of a line
-    in the terminal."""
+    in the terminal; text: that line."""
 
     def logged(report: ShapeReport) -> None:
         log.info("%s", report)
@@ -38,7 +42,7 @@ def shown(progress: Callback) -> Iterator[tuple[Callback, Callable[[ShapeReport]
             logged(report)
             console.print(str(report), soft_wrap=True)
 
-        yield lambda step: status.update(step_text(step)), line
+        yield lambda step: status.update(text(step)), line
 
 
 def step_text(step: Progress) -> str:

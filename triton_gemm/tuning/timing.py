@@ -36,6 +36,15 @@ class DeviceLostError(RuntimeError):
     """The CUDA context is unusable after a kernel's error; nothing more can be measured in this process."""
 
 
+def lost(device: torch.device | None = None) -> RuntimeError | None:
+    """What CUDA says of a GPU on which no kernel can run any more, as after an illegal access; else None."""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return error
+    return None
+
+
 class Replay:
     """A CUDA graph of `repeats` calls, going round a list of them (one for each operand set)."""
 

@@ -275,30 +275,28 @@ def test_what_python_does_before_a_replay_is_not_in_its_time() -> None:
     assert median(milliseconds() for _ in range(21)) < prompt + 0.02
 
 
-HANGS = """
-import os, torch, triton_gemm
-from triton_gemm import tables
-from triton_gemm.tuning.timing import DeviceLostError
+THIRD = """
+import os, signal, torch, triton_gemm
 from triton_gemm.tuning import gpu
-run = gpu.Bench._run
+from triton_gemm.tuning.timing import DeviceLostError
 gpu.LIMIT_S = 0.5
-seen = []
+run, seen = gpu.Bench._run, set()
 
-def hanging(self, plan, of):
-    if plan.selection not in seen:
-        seen.append(plan.selection)
+def of_third(self, plan, of):
+    seen.add(plan.selection)
     if len(seen) == 3:  # of the incumbent and others the third
-        torch.cuda._sleep(int(1e10))
-        print("hangs", plan.selection, flush=True)
+        DOES
     run(self, plan, of)
 
-gpu.Bench._run = hanging
+gpu.Bench._run = of_third
 try:
     triton_gemm.tune([(512, 2048, 4096)], budget=60)
 except DeviceLostError as error:
     print("lost", error, flush=True)
 os._exit(0)
 """
+HANGS = THIRD.replace("DOES", "torch.cuda._sleep(int(1e10)), print('hangs', plan.selection, flush=True)")
+KILLED = THIRD.replace("DOES", "os.kill(os.getpid(), signal.SIGKILL)")
 
 
 def test_what_hangs_is_left_out_the_next_time(folder: Path) -> None:
@@ -307,22 +305,6 @@ def test_what_hangs_is_left_out_the_next_time(folder: Path) -> None:
     time.sleep(10)  # until the GPU is free again
     (shape,) = triton_gemm.tune([(512, 2048, 4096)], budget=30, resume=True).shapes
     assert shape.measured and any("runs for more than" in why for _, why in shape.failed)
-
-
-KILLED = """
-import os, signal, torch, triton_gemm
-from triton_gemm.tuning import gpu
-run, seen = gpu.Bench._run, []
-
-def dying(self, plan, of):
-    seen.append(plan.selection)
-    if len(set(seen)) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    run(self, plan, of)
-
-gpu.Bench._run = dying
-triton_gemm.tune([(512, 2048, 4096)], budget=60)
-"""
 
 
 def test_what_ends_the_process_is_left_out_the_next_time() -> None:
@@ -372,12 +354,3 @@ def test_threads_wait_for_the_one_that_tunes() -> None:
     torch.cuda.synchronize()
     assert all(torch.equal(one, expected) for one in found)
     assert time.monotonic() - begin < tuning.BUDGET_OF_A_CALL + 15
-
-
-def test_recording_leaves_no_trace(tmp_path: Path) -> None:
-    """It replaces a method, and puts it back."""
-    run = plan.GemmPlan.run
-    a, b = pair((64, 64, 64))
-    with triton_gemm.record_shapes(tmp_path / "shapes.json"):
-        triton_gemm.matmul(a, b)
-    assert plan.GemmPlan.run is run

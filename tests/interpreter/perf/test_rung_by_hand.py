@@ -10,12 +10,13 @@ import torch
 
 from perf.ladder import by_hand, rungs_and_twins
 from perf.ladder.record import Resources
-from perf.measure import operands, timer
+from perf.measure import timer
 from perf.measure.providers import CUBLAS
 from tests.support.lab_fakes import take_gpu_away
 from tests.support.table_fakes import HOPPER
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.ladder import LADDER, Rung, command
+from triton_gemm.tuning.timing import DeviceLostError
 
 HEADING = "tile,warps,stages,group ms TFLOPS of cuBLAS error registers shared KiB spills"
 # Largest error (norm) of a product of 64 terms.
@@ -78,7 +79,7 @@ def test_what_the_interpreter_cannot_do_is_said(
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that is the interpreter: products are right, and each takes a millisecond."""
-    take_gpu_away(monkeypatch, operands, timer)
+    take_gpu_away(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(by_hand, "INTERPRETED", False)
     for module in (by_hand, rungs_and_twins):
@@ -162,7 +163,7 @@ def test_what_this_gpu_cannot_run_is_said(
             2,
             "error: no memory for the operands or the check",
         ),
-        (timer.DeviceLostError("after cuBLAS: boom"), 1, "error: the GPU cannot be used any more after cuBLAS"),
+        (DeviceLostError("after cuBLAS: boom"), 1, "error: the GPU cannot be used any more after cuBLAS"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
     ids=lambda value: type(value).__name__,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -112,27 +111,6 @@ def test_what_ran_before_an_exception_is_written(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no folder"), triton_gemm.record_shapes(tmp_path / "none" / "x.json"):
         pytest.fail("it is said before anything runs")
     assert [file.name for file in tmp_path.iterdir()] == ["shapes.json"]
-
-
-def test_the_block_may_change_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (tmp_path / "records").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with triton_gemm.record_shapes("records/shapes.json"):
-        triton_gemm.matmul(random(8, 16), random(16, 24))
-        monkeypatch.chdir(elsewhere)
-    assert len(read_shapes(tmp_path / "records" / "shapes.json")) == 1
-
-
-def test_a_folder_that_cannot_be_written_to_is_said_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: Path(path).exists() and not (path == tmp_path and mode & os.W_OK)
-    )
-    with pytest.raises(PermissionError, match="cannot be written"), triton_gemm.record_shapes(tmp_path / "shapes.json"):
-        pytest.fail("it is said before anything runs")
 
 
 @pytest.mark.parametrize(
