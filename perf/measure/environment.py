@@ -61,14 +61,12 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "calibration": _GEMM,
     "tuning": _GEMM,
     "gpt": (*_CALLS, "examples/gpt.py"),
+    "learning": (*_CALLS, "triton_gemm/learning/*.py"),
     "models": (*_CALLS, "perf/models/zoo.py", "perf/models/nanogpt.py"),
 }
 # The files that decide no figure: what measures, what is printed, and what is learned from.
 NO_FIGURE = (
-    *(
-        f"triton_gemm/{package}/**/*.*"
-        for package in ("calibration", "cli", "learning", "reporting", "suites", "tuning")
-    ),
+    *(f"triton_gemm/{package}/**/*.*" for package in ("calibration", "cli", "reporting", "suites", "tuning")),
     *("triton_gemm/ladder/__*.py", "triton_gemm/ladder/command.py", "triton_gemm/ladder/exercises/**/*.py"),
 )
 CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")

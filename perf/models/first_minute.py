@@ -72,10 +72,10 @@ def take_turns(model: Model, providers: Sequence[str], seconds: float) -> dict[s
     raise AssertionError("requests do not end")
 
 
-def at_moments(curve: Sequence[tuple[float, int]]) -> dict[str, float]:
+def at_moments(curve: Sequence[tuple[float, int]], moments: Sequence[float] = MOMENTS) -> dict[str, float]:
     """How many tokens there were at each moment, by seconds; those of an answer come evenly."""
     found = {}
-    for moment in MOMENTS:
+    for moment in moments:
         before = max((point for point in curve if point[0] <= moment), default=(0.0, 0))
         after = min((point for point in curve if point[0] > moment), default=before)
         share = (moment - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 0.0

@@ -12,6 +12,7 @@ from perf.measure.environment import Records
 from perf.models import zoo
 
 TORCH, OURS = PROVIDERS = ("torch", "triton_gemm")
+LEARNING = "triton_gemm, learn=True"  # in the first and the third minute
 MEANWHILE = 'triton_gemm, first_calls="torch"'  # in the first minute, too
 LEAST, MEAN = 0.99, 1.03  # what every ratio of inference is to reach, and their mean
 MOMENTS = (1.0, 5.0, 10.0, 20.0, 40.0, 60.0)  # of the first minute, in seconds

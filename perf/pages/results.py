@@ -16,6 +16,7 @@ from perf.ladder import record, views
 from perf.ladder.record import Record
 from perf.measure import environment
 from perf.measure.environment import Records
+from perf.models import learning
 from perf.models import tables as model_tables
 from perf.pages import gpt_tables
 from perf.tuning import tables as tuning_tables
@@ -26,6 +27,7 @@ KINDS: dict[str, Records] = {  # by the block that shows them
     "battery": battery.RECORDS,
     "tuned": tuning_tables.RECORDS,
     first_calls.NAME: first_calls.RECORDS,
+    learning.NAME: learning.RECORDS,
     "models": model_tables.RECORDS,
 }
 

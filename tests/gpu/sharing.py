@@ -1,4 +1,4 @@
-"""Another process that keeps the GPU busy."""
+"""Other processes that use the GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
+
+from triton_gemm.tuning.conditions import complaint
+from triton_gemm.tuning.gpu import Gpu
+from triton_gemm.tuning.journal import Journal
 
 LONGEST_S = 60.0
 
@@ -23,6 +28,15 @@ def _multiply(begun: Any) -> None:
         for _ in range(20):
             a @ a
         torch.cuda.synchronize()
+
+
+def skip_if_shared() -> None:
+    """Skips a test that times, on a GPU that is not fit for it now."""
+    found = Gpu(torch.device("cuda", torch.cuda.current_device()), Journal(None, ""), "same", "graph")
+    now = found.look()
+    found.close()
+    if (why := complaint(now, now, now.ms)) is not None:
+        pytest.skip(f"it needs the GPU for itself: {why}")
 
 
 @contextmanager

@@ -74,7 +74,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     found = Library()
     monkeypatch.setattr(driver, "_library", lambda: found)
     monkeypatch.setattr(graphs, "ensure_context", lambda device: None)
-    yield found
+    with graphs.relaxed():
+        yield found
     assert found.mode == 0, "the thread's mode is as before"
 
 
@@ -112,9 +113,13 @@ def test_launches_are_nodes_between_two_events(library: Library) -> None:
 def test_runs_are_read_later(library: Library) -> None:
     made, _ = made_of(0x1000)
     library.calls.clear()
-    made.start(77)
-    assert library.names == ["cuGraphLaunch", "cuEventRecord"]
-    assert all(x[1] == 77 for name, x in library.calls if name in library.names)
+    assert graphs.launch(made.graph, made.ended, 77) == 0
+    assert [x for x in library.calls if x[0] in library.names] == [
+        ("cuGraphLaunch", [made.graph, 77]),
+        ("cuEventRecord", [made.ended, 77]),
+    ]
+    library.errors["cuGraphLaunch"] = 1
+    assert graphs.launch(made.graph, made.ended, 77) == 1 and library.names[-1] == "cuGraphLaunch"
     library.errors["cuEventQuery"] = graphs.NOT_READY
     assert made.read() is None
     library.errors["cuEventQuery"] = 700
@@ -148,6 +153,12 @@ def test_a_mark_is_passed_when_the_gpu_has_come_there(library: Library) -> None:
 
 
 def test_a_thread_may_do_what_captures_forbid(library: Library) -> None:
+    library.mode = 0
     graphs.allow_during_captures()
     assert library.mode == RELAXED
-    library.mode = 0
+
+
+def test_copies_are_queued(library: Library) -> None:
+    graphs.copy(0x2000, 0x1000, 123, 7)
+    graphs.synchronize(7)
+    assert library.calls[1:] == [("cuMemcpyAsync", [0x2000, 0x1000, 123, 7]), ("cuStreamSynchronize", [7])]

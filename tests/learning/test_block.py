@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import learning_fakes
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm.learning import block
 from triton_gemm.learning.block import Layout, Operands, is_free
@@ -46,9 +47,21 @@ def operands(problem: GemmProblem) -> Operands:
     layout = Layout.of(problem, [plan_of(problem)], L2)
     assert layout is not None
     own = torch.zeros(8, dtype=problem.dtype) if layout.own else None
-    made = Operands(problem, layout, torch.zeros(layout.nbytes, dtype=torch.uint8), own)
-    made.fill()
+    made = Operands(problem, layout, torch.full((layout.nbytes,), 77, dtype=torch.uint8), own)
+    made.fill(0)
     return made
+
+
+@pytest.fixture(autouse=True)
+def copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's, by the host."""
+    monkeypatch.setattr(block, "copy", learning_fakes.copy)
+    monkeypatch.setattr(block, "synchronize", lambda _: None)
+
+
+def part(made: Operands, key: Any, dtype: torch.dtype) -> torch.Tensor:
+    at, nbytes = made.layout.places[key]
+    return made.memory[at : at + nbytes].view(dtype)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -58,9 +71,10 @@ def test_parts_lie_apart_and_hold_numbers(name: str) -> None:
     places = sorted(made.layout.places.values())
     assert all(at + nbytes <= after for (at, nbytes), (after, _) in pairwise(places))
     assert places[-1][0] + places[-1][1] <= made.layout.nbytes <= block.LIMIT
-    a = made.part(("a", 0), problem.dtype).float()
+    a = part(made, ("a", 0), problem.dtype).float()
     assert a.isfinite().all() and a.unique().numel() > 100
-    assert not made.part("counters").any() and not made.part("differ").any()
+    assert abs(a.mean()) < 0.1 * a.std() and (a != 77).any()
+    assert not part(made, "counters", torch.int32).any()
     values = {number: made.values(plan, number) for number in range(block.LAUNCHES)}
     begin = made.memory.data_ptr()
     for of in values.values():
@@ -75,22 +89,34 @@ def test_parts_lie_apart_and_hold_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "beta", "odd", "int8"])
 def test_one_bit_anywhere_is_a_difference(name: str) -> None:
-    made, flag = operands(PROBLEMS[name]), torch.zeros((), dtype=torch.bool)
+    made = operands(PROBLEMS[name])
 
     def differs(at: int | None) -> bool:
         for key in ("expected", ("c", 0)):
-            made.prepare(key)
+            made.prepare(key, 0)
         if at is not None:
-            made.part(("c", 0))[at] ^= 1
-        for compare in made.comparison(flag):
-            compare()
-        return bool(flag)
+            part(made, ("c", 0), torch.uint8)[at] ^= 1
+        return not torch.equal(made.result(("c", 0), 0), made.result("expected", 0))
 
     size = made.layout.places["expected"][1]
     assert not differs(None)
     for at in (0, 7, size // 2 + 5, size - 1):
         assert differs(at)
         assert not differs(None), "it is asked anew each time"
+
+
+def test_a_result_is_first_what_no_kernel_stores_and_with_beta_what_is_read() -> None:
+    for name, dtype in (("plain", torch.bfloat16), ("beta", torch.bfloat16), ("int8", torch.int32)):
+        made = operands(PROBLEMS[name])
+        made.prepare(("c", 0), 0)
+        c = part(made, ("c", 0), dtype)
+        assert c.isnan().all() if name == "plain" else c.unique().numel() > 100 if name == "beta" else (c < 0).all()
+
+
+def test_a_result_is_copied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "PIECE", 1000)
+    made = operands(PROBLEMS["beta"])
+    assert torch.equal(made.result("initial", 0), part(made, "initial", torch.uint8))
 
 
 def test_sets_go_past_the_cache_and_fit() -> None:

@@ -31,13 +31,8 @@ def test_a_race_pays_where_calls_go_on(calls: int, seconds: float, pays: bool) -
     assert not product(calls, not_before=seconds + 1).pays(seconds)
 
 
-def test_races_have_a_share_of_the_time_and_one_has_memory() -> None:
+def test_races_have_a_share_of_the_time() -> None:
     tempo = Tempo(of_calls=1000.0)
     assert tempo.allows(SHARE * 1000) and not tempo.allows(SHARE * 1000 + 1)
     tempo.spent = 5.0
     assert tempo.allows(SHARE * 1000 - 5) and not tempo.allows(SHARE * 1000)
-    assert tempo.enter("one") and tempo.enter("one") and not tempo.enter("other")
-    tempo.leave("other")
-    assert not tempo.enter("other")
-    tempo.leave("one")
-    assert tempo.enter("other")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,60 +12,23 @@ import torch
 
 import triton_gemm
 from tests.support import table_fakes
-from tests.support.learning_fakes import US, Service
+from tests.support.learning_fakes import CALLS, US, Service, World
 from tests.support.table_fakes import HOPPER
 from triton_gemm import tables
 from triton_gemm.functional import routing
-from triton_gemm.learning import race, tuner
-from triton_gemm.learning.candidates import candidates
+from triton_gemm.learning import race, statistics, tuner
+from triton_gemm.learning.candidates import ranked
 from triton_gemm.learning.statistics import SHARE
-from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, plan, turns
 from triton_gemm.selection import batch_invariance
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import Selection
 from triton_gemm.tables import learned
-from triton_gemm.tuning import journal_of
-
-CALLS = 40_000  # more than a race needs
-
-
-class World:
-    """A product of a service, of which one candidate is a tenth faster than the others."""
-
-    def __init__(self, service: Service, **request: Any) -> None:
-        self.service, self.of, self.request = service, service.operands(), request
-        self.incumbent = service.call(self.of, **request)
-        self.problem = list(service.tuner.products.values())[-1].problem
-        self.others = [x for _, x in candidates(self.problem, HOPPER, self.incumbent)[1:]]
-        assert len(self.others) >= 3
-        self.fastest = self.others[2]
-        service.true = lambda x: US * (0.9 if x.algorithm == self.fastest.algorithm else 1.0)
-
-    def call(self, times: int = CALLS) -> Selection:
-        return self.service.call(self.of, times, **self.request)
-
-    def until_it_races(self) -> None:
-        while not self.service.launches:
-            self.call(64)
-
-    @property
-    def replaced(self) -> bool:
-        return self.call(1).algorithm == self.fastest.algorithm
-
-
-@pytest.fixture
-def world(service: Service) -> World:
-    return World(service)
-
-
-def failure(problem: GemmProblem, selection: Selection) -> str | None:
-    return journal_of(HOPPER).failure(problem, selection)
+from triton_gemm.tables.records import named
 
 
 def test_calls_run_on_the_fastest_and_the_next_process_starts_with_it(world: World) -> None:
     service = world.service
-    assert world.call().algorithm == world.fastest.algorithm
+    assert world.call(2 * CALLS).algorithm == world.fastest.algorithm
     assert not service.graphs and not service.tuner.races, "what a race holds is given up"
     entry = learned.entry(world.problem, HOPPER)
     assert entry is not None and entry.algorithm == world.fastest.algorithm and entry.samples >= 12
@@ -82,6 +45,23 @@ def test_calls_run_on_the_fastest_and_the_next_process_starts_with_it(world: Wor
     service.begin_process()
     assert world.replaced and world.call().algorithm == world.fastest.algorithm
     assert len(service.launches) == launches, "it is not raced again"
+
+
+def test_few_are_raced_first_and_the_others_later_against_the_winner(world: World) -> None:
+    service, best = world.service, world.others[4]
+    first, faster = service.true, {best.algorithm: 0.8}
+    service.true = lambda x: US * faster[x.algorithm] if x.algorithm in faster else first(x)
+    while world.call(64).algorithm == world.incumbent.algorithm:
+        assert {x.algorithm for x, _ in service.launches} <= {x.algorithm for x in (world.incumbent, *world.others[:2])}
+    assert world.call(1).algorithm == world.fastest.algorithm
+    entry = learned.entry(world.problem, HOPPER)
+    assert entry is not None and entry.algorithm == world.fastest.algorithm
+    assert world.call(2 * CALLS).algorithm == best.algorithm and not service.tuner.races
+    entry = learned.entry(world.problem, HOPPER)
+    assert entry is not None and entry.algorithm == best.algorithm and entry.default == named(world.incumbent)
+    assert entry.default_us / entry.us == pytest.approx(1 / 0.8, rel=0.05)
+    counts = triton_gemm.report_routing()
+    assert counts["learning", "GEMMs raced"] == 1 and counts["learning", "kernels replaced"] == 2
 
 
 def test_where_nothing_is_faster_the_incumbent_stays(world: World) -> None:
@@ -125,7 +105,7 @@ def test_nothing_is_launched_amid(what: str, world: World, monkeypatch: pytest.M
         if what == "held":
             patch.setattr(background, "_held", {object()})
         if what == "watched":
-            patch.setattr(tuner, "launch_hooks", lambda: True)
+            patch.setattr(turns, "launch_hooks", lambda: True)
         service.gpu.capturing = what == "captured"
         service.free = what != "no memory"
         service.slowed = ("too hot",) if what == "slowed" else ()
@@ -159,116 +139,10 @@ def test_long_launches_and_lone_kernels_are_not_raced(service: Service, monkeypa
 
 
 def test_one_member_of_a_class_is_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race, "candidates", lambda problem, device, x: candidates(problem, device, x)[:1])
+    monkeypatch.setattr(race, "ranked", lambda problem, device, x: ranked(problem, device, x)[:1])
     world.call()
     assert not world.service.launches and learned.entry(world.problem, HOPPER) is None
     assert world.service.tuner.products and all(x.over for x in world.service.tuner.products.values())
-
-
-# --- Faults ---
-
-
-def test_a_wrong_candidate_is_dropped_for_good(world: World) -> None:
-    world.service.wrong = {x for x in world.others if x.algorithm == world.fastest.algorithm}
-    assert world.call().algorithm != world.fastest.algorithm
-    assert failure(world.problem, world.fastest) == "its bits are not those of the incumbent"
-    assert world.fastest.algorithm not in {x.algorithm for x, _ in world.service.launches}
-
-
-def test_a_candidate_that_fails_is_dropped_for_good(world: World) -> None:
-    world.service.raises = {world.fastest}
-    world.service.uncompiled = {world.others[0]}
-    assert world.call(3 * CALLS).algorithm != world.fastest.algorithm
-    assert failure(world.problem, world.fastest) == "Triton Error [CUDA]: invalid argument"
-    assert {x.algorithm for x, _ in world.service.launches} == {
-        x.algorithm for x in (world.incumbent, *world.others) if x not in (world.fastest, world.others[0])
-    }
-
-
-def test_what_ended_a_process_is_not_tried_again(world: World) -> None:
-    """A marker names what is launched for the first time, and stays where the process ends."""
-    journal = journal_of(HOPPER)
-    journal.me = f"{os.uname().nodename}~999999999~0"
-    journal.begin(world.problem, world.fastest)
-    assert world.call().algorithm != world.fastest.algorithm
-    assert "the process ended" in str(failure(world.problem, world.fastest))
-
-
-def test_a_table_that_cannot_be_written_costs_the_next_process_alone(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    world.service.folder.parent.joinpath("tables").write_text("a file in the folder's place")
-    with caplog.at_level(logging.WARNING):
-        assert world.call().algorithm == world.fastest.algorithm
-    assert "what was learned is not kept" in caplog.text
-    world.service.begin_process()
-    assert world.call(1).algorithm == world.incumbent.algorithm
-
-
-def test_a_rule_that_ends_amid_a_race_ends_it(world: World) -> None:
-    world.until_it_races()
-    service = world.service
-    assert service.graphs
-    service.learns = False
-    turns.end()
-    assert not service.graphs and not service.tuner.races
-    launches = len(service.launches)
-    world.call(5000)
-    assert len(service.launches) == launches
-    service.learns = True
-    service.now += tuner.AGAIN_S
-    world.call()
-    assert world.replaced
-
-
-def test_a_race_that_ends_amid_a_first_launch_blames_nobody(world: World) -> None:
-    """As at the end of a process."""
-    folder = world.service.folder
-    while not list(folder.glob("*.tuning.jsonl.*")):
-        world.call(1)
-    world.service.tuner.stop()
-    assert not list(folder.glob("*.tuning.jsonl.*"))
-
-
-def test_calls_of_other_products_drive_a_race_for_a_while(world: World) -> None:
-    world.until_it_races()
-    service, launches = world.service, len(world.service.launches)
-    other = service.operands(48)
-    service.call(other, 256 * 40)
-    assert len(service.launches) > launches + 5
-    assert world.call(20_000).algorithm == world.fastest.algorithm
-    world = World(service, activation="relu")
-    world.until_it_races()
-    service.call(other, 31_000)
-    assert not [x for x in service.tuner.races if x.problem.activation], "it makes way"
-
-
-def test_an_error_ends_learning_and_no_call(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    world.service.tuner.aside.failing["_enter"] = ZeroDivisionError("planted")  # type: ignore[attr-defined]
-    assert world.call().algorithm == world.incumbent.algorithm
-    assert world.service.tuner.broken and caplog.text.count("nothing is learned any more") == 1
-
-
-def test_what_cannot_be_stored_is_said(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    world.service.tuner.aside.failing["store"] = ValueError("planted")  # type: ignore[attr-defined]
-    assert world.call().algorithm == world.fastest.algorithm
-    assert "what was learned is not stored: ValueError: planted" in caplog.text
-
-
-def test_a_forked_child_learns_nothing_of_its_parents(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.until_it_races()
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            launches = len(world.service.launches)
-            world.call(3000)
-            status = int(turns._learner is not None or len(world.service.launches) != launches)
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    world.call()
-    assert world.replaced
 
 
 # --- Rules ---
@@ -306,3 +180,49 @@ def test_without_a_rule_that_learns_plans_have_no_turns(
     service.call(service.operands(), 1000)
     assert {x.turn for x in plan.PLANS.values() if isinstance(x, plan.GemmPlan)} == {None}
     assert not tables.folder() or not list(tables.folder().glob("*"))  # type: ignore[union-attr]
+
+
+def test_a_thread_looks_which_may_do_what_captures_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[threading.Thread] = []
+    monkeypatch.setattr(tuner, "allow_during_captures", lambda: allowed.append(threading.current_thread()))
+    looks: list[threading.Thread] = []
+    made = tuner.Tuner()
+    ended = threading.Event()
+
+    def look() -> float:
+        looks.append(threading.current_thread())
+        if len(looks) == 5:
+            ended.set()
+            threading.Event().wait()
+        return 0.001
+
+    made.look = look  # type: ignore[method-assign]
+    thread = threading.Thread(target=made._look_on, daemon=True)
+    thread.start()
+    assert ended.wait(10) and allowed == [thread] and looks == [thread] * 5
+
+
+def test_a_thread_learns_while_calls_go_on(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of plans that are made meanwhile, too."""
+    for name, value in {"LOOK_S": 0.0, "SOON_S": 0.0, "allow_during_captures": lambda: None}.items():
+        monkeypatch.setattr(tuner, name, value)
+    monkeypatch.setattr(race, "LOADED_S", 0.0)
+    monkeypatch.setattr(statistics, "LEAST_CALLS", 1)
+    monkeypatch.setattr(statistics, "SHARE", 1.0)
+    found = service.tuner
+    found.clock, found.thread = time.monotonic, None  # it starts with the first plan
+    many = [service.operands(M) for M in range(16, 80)]
+    end = time.monotonic() + 60
+    for of in many * 20:
+        service.call(of)
+    while len([x for x in list(found.products.values()) if x.over and x.calls]) < 3 and not found.broken:
+        assert time.monotonic() < end
+        for of in many[:8]:
+            service.call(of, 20)
+            time.sleep(0)  # as calls that C++ launches let others have Python
+    assert not found.broken, caplog.text
+    found.stop(10.0)
+    found.broken = True
+    assert not service.graphs

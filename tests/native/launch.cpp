@@ -1,6 +1,7 @@
 // Tests of launches and workspaces, with a fake driver that records its arguments.
 #include "launch.h"
 
+#include <atomic>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -78,6 +79,105 @@ Step step_of(size_t bytes, std::vector<int> offsets) {
 void launch_once(const Step& step, const std::vector<uint64_t>& addresses, double alpha) {
   seen.clear(), contexts.clear();
   launch(step, driver, stream, 3, addresses.data(), alpha);
+}
+
+// Jobs: what was launched and recorded, in any thread.
+std::atomic<int> graphs = 0, events = 0;
+std::atomic<CUresult> graph_answer = CUDA_SUCCESS;
+
+Job job_of(CUstream of) {
+  return {1,
+          0,
+          -1,
+          3,
+          of,
+          reinterpret_cast<CUgraphExec>(0x11),
+          reinterpret_cast<CUevent>(0x22),
+          [](CUgraphExec graph, CUstream) {
+            CHECK(graph == reinterpret_cast<CUgraphExec>(0x11));
+            ++graphs;
+            return graph_answer.load();
+          },
+          [](CUevent event, CUstream) {
+            CHECK(event == reinterpret_cast<CUevent>(0x22));
+            ++events;
+            return CUDA_SUCCESS;
+          }};
+}
+
+TEST(a_job_is_launched_once) {
+  graphs = events = 0;
+  Job job = job_of(stream);
+  CHECK(job.waits());
+  job.until = 3;
+  for (int call = 0; call < 6; ++call) {
+    CHECK(graphs == (call > 2) && job.launched == (call > 2 ? 0 : -1));
+    job.count(driver, 3, stream);
+  }
+  CHECK(graphs == 1 && events == 1 && job.inside == 0 && !job.waits());
+  graph_answer = CUDA_ERROR_ILLEGAL_ADDRESS;
+  job = job_of(stream);
+  job.count(driver, 3, stream);
+  CHECK(job.launched == CUDA_ERROR_ILLEGAL_ADDRESS && graphs == 2 && events == 1);
+  graph_answer = CUDA_SUCCESS;
+}
+
+TEST(a_job_waits_for_its_stream_and_for_the_end_of_a_capture) {
+  graphs = events = 0;
+  Job job = job_of(stream);
+  job.count(driver, 2, stream);
+  job.count(driver, 3, nullptr);
+  CHECK(graphs == 0 && job.until == 1);
+  Job captured = job_of(reinterpret_cast<CUstream>(1));
+  captured.count(driver, 3, captured.stream);
+  CHECK(graphs == 0 && captured.waits() && captured.launched == -1);
+  job.until = -1;
+  job.count(driver, 3, stream);
+  CHECK(graphs == 0 && job.inside == 0);
+}
+
+TEST(of_threads_that_come_at_once_one_launches_a_job) {
+  graphs = events = 0;
+  std::vector<Job> jobs(4000, job_of(stream));
+  std::atomic<size_t> arrived = 0;
+  in_threads(2, [&](int) {
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      ++arrived;
+      for (int spins = 0; arrived < 2 * (i + 1); ++spins)
+        if (spins > 1000) std::this_thread::yield();
+      jobs[i].count(driver, 3, stream);
+    }
+  });
+  CHECK(graphs == 4000 && events == 4000);
+}
+
+// One thread begins and withdraws jobs, as Python does; what was withdrawn is launched by nobody.
+TEST(threads_launch_no_job_that_was_withdrawn) {
+  graphs = events = 0;
+  Job job = job_of(stream);
+  job.until = -1;
+  std::atomic<bool> ends = false;
+  int begun = 0, launched = 0;
+  in_threads(4, [&](int thread) {
+    if (thread != 0) {
+      while (!ends)
+        if (job.waits()) job.count(driver, 3, stream);
+      return;
+    }
+    for (int i = 0; i < 3000; ++i) {
+      __atomic_store_n(&job.launched, -1, __ATOMIC_RELAXED);
+      job.device = 3, job.stream = stream;
+      __atomic_store_n(&job.until, 1 + i % 3, __ATOMIC_SEQ_CST);
+      ++begun;
+      if (i % 2) std::this_thread::yield();
+      __atomic_store_n(&job.until, -1, __ATOMIC_SEQ_CST);
+      while (__atomic_load_n(&job.inside, __ATOMIC_SEQ_CST) != 0) std::this_thread::yield();
+      job.device = 9, job.stream = nullptr;  // ThreadSanitizer sees a thread that reads them now
+      launched += __atomic_load_n(&job.launched, __ATOMIC_RELAXED) == 0;
+    }
+    ends = true;
+  });
+  CHECK(graphs == launched && events == launched && launched <= begun && job.inside == 0);
 }
 
 TEST(parameters_are_the_call_s) {

@@ -82,6 +82,26 @@ TEST(a_key_that_is_full_is_nobody_s) {
   CHECK(number_at(table, most) == 1 && number_at(table, more) == 0);
 }
 
+TEST(calls_of_a_plan_are_counted) {
+  int64_t own[2] = {5, 0};
+  const Turns none, turns{own, nullptr};
+  CHECK(!none.take_one() && !none.tell_one());
+  for (int i = 0; i < 5; ++i) CHECK(!turns.take_one());
+  CHECK(turns.take_one() && own[0] == -1 && !turns.tell_one());
+  own[1] = 1;
+  CHECK(turns.tell_one() && turns.tell_one());
+  own[0] = 4000;
+  std::atomic<int> taken = 0;
+  in_threads(4, [&](int thread) {
+    for (int i = 0; i < 2000; ++i) {
+      taken += turns.take_one();
+      if (thread == 0) __atomic_store_n(own + 1, i % 2, __ATOMIC_RELAXED);
+      turns.tell_one();
+    }
+  });
+  CHECK(taken == 4000 && own[0] == -4000);
+}
+
 TEST(the_oldest_is_given_up) {
   Table table(3);
   for (int round = 0; round < 3; ++round) {

@@ -1,8 +1,11 @@
-"""Turns: C++ leaves one call in so many to Python, and launches another plan once one is named."""
+"""Turns: C++ counts calls, tells the learner of those it asks for, and launches another plan once one is named."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import CFUNCTYPE, c_int, c_void_p, cast
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +24,20 @@ A, B, C = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((256, 512), (5
 
 
 class Learner:
-    """Notes turns. wants: whether plans get some."""
+    """Notes turns. wants: whether plans get some; raises: at a turn."""
 
     def __init__(self) -> None:
-        self.wants, self.turns = True, 0
+        self.wants, self.turns, self.raises = True, 0, False
 
-    def new(self, made: plan.GemmPlan) -> Any:
-        return "product" if self.wants else None
+    def new(self, made: plan.GemmPlan) -> None:
+        if self.wants:
+            made.turn = turns.Turn("product")
 
-    def turn(self, made: plan.GemmPlan, operands: tuple[Any, ...], stream: int) -> None:
-        assert made.turn is not None and operands[:2] == (A, B)
+    def turn(self, made: plan.GemmPlan, b: torch.Tensor, stream: int) -> None:
+        assert made.turn is not None and b.data_ptr() == B.data_ptr() and b.shape == B.shape and stream == 0
         self.turns += 1
-        self.calls = made.turn.again(10)
+        if self.raises:
+            raise KeyboardInterrupt
 
     def stop(self) -> None:
         self.turns = -1
@@ -43,6 +48,7 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Learner:
     found = Learner()
     monkeypatch.setattr(turns, "_learner", found)
     monkeypatch.setattr(turns, "active", lambda: True)
+    monkeypatch.setattr(turns, "job", turns.Job(-1, launched=-1))
     return found
 
 
@@ -78,13 +84,97 @@ def calls(extension: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch) ->
     yield Calls(fake_driver.install(monkeypatch, extension))
 
 
-def test_python_takes_one_call_in_so_many(calls: Calls, learner: Learner) -> None:
+@dataclass
+class Graphs:
+    """In place of the driver's: begun, the graphs that were launched and the events that were recorded, by C++ and by
+    Python; error: what launching one returns."""
+
+    begun: list[tuple[str, int, int]] = field(default_factory=list)
+    error: int = 0
+
+    def __post_init__(self) -> None:
+        kind = CFUNCTYPE(c_int, c_void_p, c_void_p)
+        self.callbacks = {name: kind(partial(self._note, name)) for name in ("cuGraphLaunch", "cuEventRecord")}
+
+    def _note(self, name: str, what: int, stream: int | None) -> int:
+        self.begun.append((name, what, stream or 0))
+        return self.error
+
+    def address_of(self, name: str) -> int:
+        return cast(self.callbacks[name], c_void_p).value or 0
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    found = Graphs()
+    monkeypatch.setattr(turns.driver, "address_of", found.address_of)
+    return found
+
+
+CPU = -1  # as C++ has the number of that device
+BEGUN = [("cuGraphLaunch", 11, 0), ("cuEventRecord", 22, 0)]
+
+
+def test_calls_are_counted_and_told_of(calls: Calls, learner: Learner) -> None:
+    turn = calls.plan.turn
+    assert turn is not None
+    turn.calls()
+    assert calls.by_cpp(1000) == [True] * 1000 and learner.turns == 0 and turn.calls() == 1000
+    turn.ask(True)
+    assert calls.by_cpp(3) == [True] * 3 and learner.turns == 3, "C++ launches what it tells of"
+    turn.ask(False)
+    calls.by_cpp(3)
+    assert learner.turns == 3 and turn.calls() == 6
+
+
+def test_what_python_raises_when_it_is_told_comes_through(calls: Calls, learner: Learner) -> None:
+    """As of a signal's handler."""
     assert calls.plan.turn is not None
-    calls.plan.turn.again(10)
-    assert calls.by_cpp(10) == [True] * 10 and learner.turns == 0
-    assert calls.by_cpp(1) == [False] and learner.turns == 1
-    assert 10 <= learner.calls <= 14, "a call that C++ leaves is asked for more than once"
-    assert calls.by_cpp(22) == [*[True] * 10, False] * 2 and learner.turns == 3
+    calls.plan.turn.ask(True)
+    learner.raises = True
+    with pytest.raises(KeyboardInterrupt):
+        calls.take()
+    calls.plan.turn.ask(False)
+    assert calls.by_cpp(5) == [True] * 5
+
+
+def test_a_job_is_launched_once_after_a_call(calls: Calls, graphs: Graphs) -> None:
+    job = turns.job
+    calls.by_cpp(2)
+    assert not graphs.begun
+    job.begin(CPU, 0, 11, 22)
+    calls.by_cpp(1)
+    assert graphs.begun == BEGUN and (job.until, job.launched, job.inside) == (0, 0, 0)
+    calls.by_cpp(10)
+    assert graphs.begun == BEGUN
+    graphs.error = 700
+    job.begin(CPU, 0, 11, 22)
+    calls.by_cpp(1)
+    assert job.launched == 700 and graphs.begun == [*BEGUN, BEGUN[0]]
+
+
+def test_a_job_waits_for_its_stream_and_for_the_end_of_a_capture(calls: Calls, graphs: Graphs) -> None:
+    job = turns.job
+    for device, stream in ((1, 0), (CPU, 5)):
+        job.begin(device, stream, 11, 22)
+        calls.by_cpp(3)
+        assert not graphs.begun and job.launched < 0
+        job.end()
+    calls.by_cpp(3)
+    job.begin(CPU, 0, 11, 22)
+    calls.driver.capturing = True
+    calls.by_cpp(3)
+    assert not graphs.begun and job.until > 0
+    calls.driver.capturing = False
+    with torch.profiler.profile():
+        assert calls.fast.table.take("matmul", A, B, (), PRODUCT, None, True) is not None
+    assert not graphs.begun, "nobody who watches sees it"
+    calls.by_cpp(1)
+    assert graphs.begun == BEGUN
+    job.begin(CPU, 0, 11, 22)
+    job.end()
+    calls.by_cpp(3)
+    assert graphs.begun == BEGUN and job.launched < 0
 
 
 def test_calls_go_on_by_the_plan_that_is_named(calls: Calls, learner: Learner) -> None:
@@ -93,7 +183,7 @@ def test_calls_go_on_by_the_plan_that_is_named(calls: Calls, learner: Learner) -
     other = calls.plan.like(next(x for x in others if x.algorithm != calls.plan.selection.algorithm))
     other.compile(A, B, C)
     calls.plan.instead = other
-    calls.plan.turn.left.value = 0  # type: ignore[union-attr]
+    calls.plan.turn.hand_over()  # type: ignore[union-attr]
     assert calls.by_cpp(1) == [False], "Python has C++ launch the other from now on"
     assert calls.by_cpp(1000) == [True] * 1000
     assert calls.driver.seen[0].function == other.steps[0].entry.function  # type: ignore[union-attr]
@@ -104,21 +194,34 @@ def test_a_plan_without_a_turn_is_never_left_to_python(
 ) -> None:
     learner.wants = False
     calls = Calls(fake_driver.install(monkeypatch, extension))
-    assert calls.plan.turn is None and native.entry_of(calls.plan, (256, 768), (768, 1), torch.bfloat16).left == 0
+    assert calls.plan.turn is None and native.entry_of(calls.plan, (256, 768), (768, 1), torch.bfloat16).turns == (0, 0)
     assert calls.by_cpp(5000) == [True] * 5000 and learner.turns == 0
 
 
-def test_python_s_own_calls_count_too(calls: Calls, learner: Learner) -> None:
-    assert calls.plan.turn is not None
-    calls.plan.turn.again(10)
+def test_python_s_own_calls_count_too(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, begun = calls.plan.turn, []
+    monkeypatch.setattr(turns, "launch_graph", lambda *of: begun.append(of) or 3)
+    monkeypatch.setattr(turns.driver, "address_of", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
+    assert turn is not None
+    turn.calls()
     for _ in range(35):
         calls.plan.run(A, B, C)
-    assert learner.turns == 3 and learner.calls == 10
+    assert learner.turns == 0 and turn.calls() == 35
+    turn.ask(True)
+    turns.job.begin(0, 0, 11, 22)
+    with monkeypatch.context() as patch:
+        patch.setattr(turns, "is_watched", lambda: True)
+        calls.plan.run(A, B, C)
+    assert not begun
+    calls.plan.run(A, B, C), calls.plan.run(A, B, C)
+    assert learner.turns == 3 and begun == [(11, 22, 0)] and turns.job.launched == 3
 
 
 def test_nothing_is_told_while_no_rule_learns(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "active", lambda: False)
+    calls.plan.turn.ask(True)  # type: ignore[union-attr]
     calls.by_cpp(1000)
-    assert learner.turns == 0
+    assert learner.turns == 0 and not calls.plan.turn.own[1]  # type: ignore[union-attr]
     turns.end()
     assert learner.turns == -1

@@ -17,10 +17,11 @@ from tests.support.processes import started
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.kernels.launch import compiled
+from triton_gemm.learning.candidates import ranked
 from triton_gemm.runtime import compiling, worker
 from triton_gemm.runtime.binaries import SCALARS, identity, launches_on, operands_of
 from triton_gemm.runtime.compiling import Compiler
-from triton_gemm.runtime.worker import LostError, Worker
+from triton_gemm.runtime.worker import LostError, Question, Worker
 from triton_gemm.selection.select import select
 
 # A worker that compiles nothing. Jobs are what it does: Python, which may set `answer`; what it prints goes nowhere.
@@ -114,6 +115,9 @@ def test_what_a_worker_compiles_is_found_in_the_cache(tmp_path: Path, monkeypatc
         assert b"CUDA_VISIBLE_DEVICES=" in environment
         assert "has no attribute" in str(made.compile((problem, None), 60))
         assert made.compile((problem, way), 60) is None
+        asked, wrong = Question(ranked, problem, HOPPER, way), Question(ranked, problem, None, way)
+        assert made.compile(asked, 60) is None and made.compile(wrong, 60)
+        assert asked.answer == ranked(problem, HOPPER, way) and wrong.answer is None
     finally:
         made.end()
     found: list[bool] = []

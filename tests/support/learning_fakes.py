@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from contextlib import nullcontext
 from math import exp
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,34 +19,19 @@ from tests.support import fake_compiler, table_fakes
 from tests.support.table_fakes import HOPPER
 from triton_gemm import tables
 from triton_gemm.learning import block, race, tuner
+from triton_gemm.learning.candidates import candidates
 from triton_gemm.problem import Request
 from triton_gemm.runtime import background, plan, turns
+from triton_gemm.runtime.worker import Question
 from triton_gemm.selection.select import Selection
 
 NOISE = 0.04
 US = 20.0  # of a kernel that no test says more of
 
 
-class Aside:
-    """Does jobs at once. failing: what a job of that name raises."""
-
-    def __init__(self) -> None:
-        self.failing: dict[str, Exception] = {}
-
-    def ask(self, job: Callable[[], Any], index: int) -> Future[Any]:
-        found: Future[Any] = Future()
-        name = getattr(getattr(job, "func", job), "__name__", "")
-        if name in self.failing:
-            found.set_exception(self.failing[name])
-        else:
-            found.set_result(job())
-        return found
-
-
-def filled(running: race.Race) -> list[Callable[[], object]]:
-    """In place of `Race._fill`: zeros, whatever the memory had."""
-    running.operands.memory.zero_()
-    return running.operands.comparison(running.flag)
+def copy(to: int, of: int, nbytes: int, stream: int) -> None:
+    """In place of the driver's."""
+    ctypes.memmove(to, of, nbytes)
 
 
 class Service:
@@ -64,6 +51,7 @@ class Service:
         self.queued: list[Selection] = []
         self.slowed: tuple[str, ...] = ()
         self.graphs: list[Any] = []
+        self.made: list[Any] = []
         self.free, self.stream, self.now, self.learns = True, 0, 0.0, True
         self.launches: list[tuple[Selection, float]] = []
         self.random = random.Random(1)
@@ -74,12 +62,19 @@ class Service:
         patch.setattr(tuner, "device_info", lambda _: HOPPER)
         patch.setattr(race.Race, "_graph", lambda *x: self._graph(*x))
         patch.setattr(race, "Mark", lambda: SimpleNamespace(set=lambda stream: None, passed=lambda: True))
+        patch.setattr(race, "own_stream", lambda _: 99)
+        patch.setattr(block, "copy", copy)
+        patch.setattr(block, "synchronize", lambda _: None)
+        patch.setattr(tuner, "relaxed", nullcontext)
+        patch.setattr(turns, "launch_graph", self._launch)
+        patch.setattr(turns, "job", turns.Job(-1, launched=-1))
+        patch.setattr(turns.driver, "address_of", lambda _: 0)
+        patch.setattr(turns.driver, "error_text", lambda _: "invalid argument")
+        patch.setattr(torch.cuda, "device", lambda _: nullcontext())
         patch.setattr(race.nvml, "slowed", lambda _: self.slowed)
         patch.setattr(block, "is_free", lambda *_: self.free)
-        patch.setattr(race.Race, "_fill", filled)
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=1 << 20))
-        patch.setattr(race, "launch", self._launch)
         patch.setattr(turns, "active", lambda: self.learns)
         patch.setattr(turns, "counts", turns.Counter())
         self.patch = patch
@@ -89,49 +84,91 @@ class Service:
         """What another process has: no plans, the user's tables and a learner that knows nothing."""
         self.patch.setattr(plan, "PLANS", {})
         self.tuner = tuner.Tuner(clock=lambda: self.now)
-        self.tuner.aside = Aside()  # type: ignore[assignment]
+        self.tuner.thread = threading.current_thread()  # it looks between calls
         self.patch.setattr(turns, "_learner", self.tuner)
         tables.reload()
 
-    def _launch(self, made: Any, values: Any, stream: int) -> None:
-        if made.selection in self.raises:
-            raise RuntimeError("Triton Error [CUDA]: invalid argument")
-        if stream == self.stream:
-            self.queued.append(made.selection)
-            for running in self.tuner.races.values():
-                if any(made is x.plan for x in running.entrants[1:]):
-                    into = running.operands.part(("c", 0))
-                    into.copy_(running.operands.part("expected"))
-                    if made.selection in self.wrong:
-                        into[12345 % len(into)] ^= 4
+    def _graph(self, running: race.Race, entrant: race.Entrant, launches: Any) -> Any:
+        is_first, is_incumbent = entrant.graph is None and len(running.graphs) % 2 == 0, entrant is running.entrants[0]
+        selection = entrant.plan.selection
 
-    def _graph(self, running: race.Race, entrant: race.Entrant, into: Any) -> Any:
-        entrant.values, entrant.count = running.operands.values(entrant.plan, 0, into), race.launches_of(entrant.us)
+        def start() -> int:
+            if is_first:
+                if selection in self.raises:
+                    return 1
+                self.queued.append(selection)
+                into, nbytes = running.operands.place("expected" if is_incumbent else ("c", 0))
+                of = bytearray(nbytes)
+                if selection in self.wrong:
+                    of[12345 % nbytes] ^= 4
+                ctypes.memmove(into, bytes(of), nbytes)
+            return 0
 
         def read() -> float:
-            took = entrant.count * self.true(entrant.plan.selection) * exp(self.random.gauss(0, NOISE))
-            self.launches.append((entrant.plan.selection, took))
+            took = entrant.count * self.true(selection) * exp(self.random.gauss(0, NOISE))
+            if not is_first:
+                self.launches.append((selection, took))
             return took
 
-        made: Any = SimpleNamespace(start=lambda stream: None, read=read, close=lambda: self.graphs.remove(made))
+        def close() -> None:
+            self.graphs.remove(made)
+
+        made: Any = SimpleNamespace(start=start, read=read, close=close, graph=len(self.made) + 1, ended=0)
+        self.made.append(made)
         self.graphs.append(made)
         running.graphs.append(made)
         return made
+
+    def _launch(self, graph: int, ended: int, stream: int) -> int:
+        assert stream == self.stream and not self.gpu.capturing and self.made[graph - 1] in self.graphs
+        return int(self.made[graph - 1].start())
 
     def operands(self, M: int = 64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         a, b, c = (torch.zeros(sizes, dtype=torch.bfloat16) for sizes in ((M, 1024), (1024, 512), (M, 512)))
         return a, b, c
 
     def call(self, of: tuple[torch.Tensor, torch.Tensor, torch.Tensor], times: int = 1, **request: Any) -> Selection:
-        """What the last of so many calls ran on. One comes each millisecond."""
-        for _ in range(times):
+        """What the last of so many calls ran on. One comes each millisecond, and each tenth the learner looks."""
+        for number in range(times):
             self.now += 0.001
             found = plan.multiply(*of, Request(**request))
+            if number % 10 == 0 and self.tuner.thread is threading.current_thread() and turns._learner is self.tuner:
+                self.tuner.look()  # a forked child has no thread that looks
             for wanted in self.gpu.compiler.added:
-                if wanted not in self.gpu.compiler.ended:
+                if isinstance(wanted, Question):
+                    wanted.answer = wanted.function(*wanted.arguments)
+                    background._ended(HOPPER, wanted, None)
+                elif wanted not in self.gpu.compiler.ended:
                     why = "it spills" if wanted.job[1] in self.uncompiled else None
                     self.gpu.cached.update(() if why else wanted.binaries)
                     background._ended(HOPPER, wanted, why)
                     self.gpu.compiler.ended.add(wanted)
             self.gpu.compiler.added.clear()
         return found.selection
+
+
+CALLS = 40_000  # more than a race needs
+
+
+class World:
+    """A product of a service, of which one candidate is a tenth faster than the others."""
+
+    def __init__(self, service: Service, M: int = 64, **request: Any) -> None:
+        self.service, self.of, self.request = service, service.operands(M), request
+        self.incumbent = service.call(self.of, **request)
+        self.problem = list(service.tuner.products.values())[-1].problem
+        self.others = [x for _, x in candidates(self.problem, HOPPER, self.incumbent)[1:]]
+        assert len(self.others) >= 3
+        self.fastest = self.others[1]
+        service.true = lambda x: US * (0.9 if x.algorithm == self.fastest.algorithm else 1.0)
+
+    def call(self, times: int = CALLS) -> Selection:
+        return self.service.call(self.of, times, **self.request)
+
+    def until_it_races(self) -> None:
+        while not self.service.launches:
+            self.call(64)
+
+    @property
+    def replaced(self) -> bool:
+        return self.call(1).algorithm == self.fastest.algorithm

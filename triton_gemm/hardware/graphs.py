@@ -35,59 +35,69 @@ class _KernelNode(ctypes.Structure):
 
 
 class TimedGraph:
-    """Launches one after another, on the current device. They are run by `start`, one run at a time, and read later.
+    """Launches one after another, on the current device. They are run by the handle `graph`, one run at a time, after
+    which the event `ended` is recorded, and read later.
 
     launches: of each a `driver.Config`, the kernel's handle and the addresses of its parameters, which are copied now.
-    What they read and write must stay in memory until a run has ended. RuntimeError where the driver refuses.
+    What they read and write must stay in memory until a run has ended. RuntimeError where the driver refuses. All is
+    called by a thread that `relaxed` or `allow_during_captures` allows it to.
     """
 
     def __init__(self, device: int, launches: Iterable[tuple[Any, ctypes.c_void_p, Any]]) -> None:
         ensure_context(device)
         self._exec, graph = ctypes.c_void_p(), ctypes.c_void_p()
         self._begin, self._end, self._ended = (ctypes.c_void_p() for _ in range(3))
-        with _relaxed():
-            try:
-                for event in (self._begin, self._end, self._ended):
-                    call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
-                call("cuGraphCreate", ctypes.byref(graph), ctypes.c_uint(0))
-                last = _record(graph, None, self._begin)
-                for launch in launches:
-                    last = _kernel(graph, last, *launch)
-                _record(graph, last, self._end)
-                call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, ctypes.c_ulonglong(0))
-            except BaseException:
-                self.close()
-                raise
-            finally:
-                if graph.value:
-                    call("cuGraphDestroy", graph)
+        try:
+            for event in self._events:
+                call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
+            call("cuGraphCreate", ctypes.byref(graph), ctypes.c_uint(0))
+            last = _record(graph, None, self._begin)
+            for launch in launches:
+                last = _kernel(graph, last, *launch)
+            _record(graph, last, self._end)
+            call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, ctypes.c_ulonglong(0))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if graph.value:
+                call("cuGraphDestroy", graph)
 
-    def start(self, stream: int) -> None:
-        """Queues a run on a stream of the current device."""
-        with _relaxed():
-            call("cuGraphLaunch", self._exec, ctypes.c_void_p(stream))
-            call("cuEventRecord", self._ended, ctypes.c_void_p(stream))
+    @property
+    def graph(self) -> int:
+        return self._exec.value or 0
+
+    @property
+    def ended(self) -> int:
+        return self._ended.value or 0
 
     def read(self) -> float | None:
         """Microseconds of the last run, or None while it has not ended. RuntimeError for what a kernel did."""
+        if call("cuEventQuery", self._ended, allowed=(0, NOT_READY)):
+            return None
         took = ctypes.c_float()
-        with _relaxed():
-            if not call("cuEventQuery", self._ended, allowed=(0, NOT_READY)):
-                call("cuEventElapsedTime", ctypes.byref(took), self._begin, self._end)
-                return 1000 * took.value
-        return None
+        call("cuEventElapsedTime", ctypes.byref(took), self._begin, self._end)
+        return 1000 * took.value
 
     def close(self) -> None:
         """Gives up what the driver holds for it; a run that has not ended goes on."""
-        with _relaxed():
-            for name, handle in (("cuGraphExecDestroy", self._exec), *(("cuEventDestroy_v2", x) for x in self._events)):
-                if handle.value:
-                    call(name, handle, allowed=None)
-                    handle.value = None
+        for name, handle in (("cuGraphExecDestroy", self._exec), *(("cuEventDestroy_v2", x) for x in self._events)):
+            if handle.value:
+                call(name, handle, allowed=None)
+                handle.value = None
 
     @property
     def _events(self) -> tuple[ctypes.c_void_p, ...]:
         return self._begin, self._end, self._ended
+
+
+def launch(graph: int, ended: int, stream: int) -> int:
+    """Queues a run of a graph on a stream of the current device, and records the event; the driver's error, or 0."""
+    with relaxed():
+        of = ctypes.c_void_p(stream)
+        return call("cuGraphLaunch", ctypes.c_void_p(graph), of, allowed=None) or call(
+            "cuEventRecord", ctypes.c_void_p(ended), of, allowed=None
+        )
 
 
 class Mark:
@@ -95,16 +105,13 @@ class Mark:
 
     def __init__(self) -> None:
         self._event = ctypes.c_void_p()
-        with _relaxed():
-            call("cuEventCreate", ctypes.byref(self._event), ctypes.c_uint(NO_TIMING))
+        call("cuEventCreate", ctypes.byref(self._event), ctypes.c_uint(NO_TIMING))
 
     def set(self, stream: int) -> None:
-        with _relaxed():
-            call("cuEventRecord", self._event, ctypes.c_void_p(stream))
+        call("cuEventRecord", self._event, ctypes.c_void_p(stream))
 
     def passed(self) -> bool:
-        with _relaxed():
-            return call("cuEventQuery", self._event, allowed=(0, NOT_READY)) == 0
+        return call("cuEventQuery", self._event, allowed=(0, NOT_READY)) == 0
 
     def __del__(self) -> None:
         if self._event.value:
@@ -121,13 +128,22 @@ def allow_during_captures() -> None:
 def own_stream(device: int) -> int:
     """A stream of this package alone: one of torch's may be any thread's, which may capture on it."""
     made = ctypes.c_void_p()
-    with _relaxed():
-        call("cuStreamCreate", ctypes.byref(made), ctypes.c_uint(NON_BLOCKING))
+    call("cuStreamCreate", ctypes.byref(made), ctypes.c_uint(NON_BLOCKING))
     return made.value or 0
 
 
+def copy(to: int, of: int, nbytes: int, stream: int) -> None:
+    """Queues a copy between addresses, of which either may be the host's. No kernel is loaded for it."""
+    call("cuMemcpyAsync", *(ctypes.c_uint64(x) for x in (to, of)), ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+
+
+def synchronize(stream: int) -> None:
+    call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+
 @contextmanager
-def _relaxed() -> Iterator[None]:
+def relaxed() -> Iterator[None]:
+    """Inside, this thread may do what captures of other threads forbid."""
     mode = ctypes.c_int(RELAXED)
     call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     try:

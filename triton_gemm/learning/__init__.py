@@ -20,7 +20,7 @@ def _make() -> Tuner:
     from .tuner import Tuner
 
     made = Tuner()
-    atexit.register(made.stop)
+    atexit.register(made.stop, 1.0)
     return made
 
 

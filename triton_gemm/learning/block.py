@@ -8,13 +8,13 @@ needs no wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
+from ..hardware.graphs import copy, synchronize
 from ..problem import GemmProblem, round_up
 from ..runtime.workspace import COUNTERS
 from ..tuning.operands import BETA, dtypes_of, extent, shapes_of
@@ -23,12 +23,9 @@ from ..tuning.timing import COLD_FACTOR
 LIMIT = 256 * 2**20  # bytes
 LAUNCHES = 4  # of a sample
 LINE = 512  # bytes to which parts of the block are aligned
-ROW = 2048  # elements that one reduction looks at: so many take no memory beside
+PATTERN, PIECE = 524_287, 1 << 20  # numbers that fill parts, and bytes of a copy to the host
 OF_SETS = ("a", "b", "gate", "c")  # what each set of operands has for itself
-FILLS: Mapping[str, Callable[[torch.Tensor, torch.Generator], object]] = {
-    "a_scale": lambda x, generator: x.uniform_(0.5, 1.5, generator=generator),
-    "b_scale": lambda x, generator: x.uniform_(0.5, 1.5, generator=generator),
-}
+SCALES = ("a_scale", "b_scale")
 
 
 def is_free(index: int, stream: int, nbytes: int) -> bool:
@@ -85,8 +82,8 @@ class Layout:
             for number in range(count) if name in OF_SETS else (None,):
                 if not (own and name == "b"):
                     add(name if number is None else (name, number), nbytes)
-        add("expected", sizes["c"])
-        add("differ", round_up(-(-sizes["c"] // (8 * ROW)), ROW) + 2 * ROW)
+        for name in ("expected", "initial"):
+            add(name, sizes["c"])
         add("workspace", max(plan.workspace for plan in plans))
         add("counters", 4 * COUNTERS)
         add("temporaries", max(sum(_nbytes_of_temporary(x) for x in temporaries_of(plan)) for plan in plans))
@@ -102,25 +99,23 @@ def _nbytes_of_temporary(temporary: Any) -> int:
 
 
 def _sizes(problem: GemmProblem) -> dict[str, int]:
-    """Bytes of each operand. C's are whole rows of what is compared."""
+    """Bytes of each operand."""
     layouts = {"a": problem.a, "b": problem.b, "gate": problem.b, "c": problem.c}
     shapes, dtypes = shapes_of(problem), dtypes_of(problem)
     found = {}
     for name, shape in shapes.items():
         count = extent(shape, layouts[name]) + (not layouts[name].aligned) if name in layouts else math.prod(shape)
         found[name] = count * dtypes[name].itemsize
-    return found | {"c": round_up(found["c"], 8 * ROW)}
+    return found
 
 
 class Operands:
-    """The operands of a race in its block, `memory`. own_b: the call's, where the layout says so."""
+    """The operands of a race in its block, `memory`. own_b: the call's, where the layout says so. No kernel of torch's
+    runs for them, whose first use would load a module."""
 
-    def __init__(
-        self, problem: GemmProblem, layout: Layout, memory: torch.Tensor, own_b: torch.Tensor | None, seed: int = 0
-    ) -> None:
+    def __init__(self, problem: GemmProblem, layout: Layout, memory: torch.Tensor, own_b: torch.Tensor | None) -> None:
         self.problem, self.layout, self.memory, self.own_b = problem, layout, memory, own_b
         self.own_address = 0 if own_b is None else own_b.data_ptr()
-        self.generator = torch.Generator(device=memory.device).manual_seed(seed)
         self.beta = BETA if problem.has_beta else 0.0
         self.aligned = {
             "a": problem.a.aligned,
@@ -129,29 +124,65 @@ class Operands:
             "c": problem.c.aligned,
         }
 
-    def part(self, key: Any, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    def place(self, key: Any) -> tuple[int, int]:
+        """The address and the bytes of a part."""
         at, nbytes = self.layout.places[key]
-        return self.memory[at : at + nbytes].view(dtype)
+        return self.memory.data_ptr() + at, nbytes
 
-    def fill(self) -> None:
-        """Fills all parts."""
-        dtypes = dtypes_of(self.problem)
+    def fill(self, stream: int) -> None:
+        """Fills all parts, on a stream, and waits for it."""
+        dtypes, patterns = dtypes_of(self.problem), dict[Any, torch.Tensor]()
         for key in self.layout.places:
             name = key[0] if isinstance(key, tuple) else key
-            if name in ("counters", "differ"):
-                self.part(key).zero_()
-            elif name in dtypes:
-                self._fill(key, name, dtypes[name])
+            kind = dtypes.get("c" if name == "initial" else name), name if name in ("initial", *SCALES) else ""
+            if name == "counters" or (kind[0] is not None and (name != "c" or self.problem.has_beta)):
+                if kind not in patterns:
+                    patterns[kind] = self._pattern(*kind)
+                self._spread(key, patterns[kind], stream)
+        synchronize(stream)  # patterns are the host's
 
-    def _fill(self, key: Any, name: str, dtype: torch.dtype) -> None:
-        """With numbers like data: zeros would run faster."""
-        if name in FILLS:
-            FILLS[name](self.part(key, dtype), self.generator)
-        elif dtype.is_floating_point and dtype.itemsize > 1:
-            self.part(key, dtype).normal_(generator=self.generator)
-        else:  # of 8 bits; of floating point no NaN
-            low, high = (0, 112) if dtype.is_floating_point else (-128, 128)
-            self.part(key, torch.int8).random_(low, high, generator=self.generator)
+    def _pattern(self, dtype: torch.dtype | None, name: str) -> torch.Tensor:
+        """Numbers like data: zeros would run faster. A prime number of them, so that no rows are equal. Of a C that
+        nothing reads first, NaN."""
+        if dtype is None:
+            return torch.zeros(PATTERN, dtype=torch.int32)
+        if name in SCALES:
+            return torch.rand(PATTERN, dtype=dtype) + 0.5
+        is_wide = dtype.is_floating_point and dtype.itemsize > 1
+        if name == "initial" and not self.problem.has_beta:
+            return (
+                torch.full((PATTERN,), math.nan, dtype=dtype)
+                if is_wide
+                else torch.full((PATTERN,), -127).to(torch.int8)
+            )
+        if is_wide:
+            return torch.randn(PATTERN).to(dtype)
+        low, high = (0, 112) if dtype.is_floating_point else (-128, 128)  # of 8 bits; of floating point no NaN
+        return torch.randint(low, high, (PATTERN,), dtype=torch.int8)
+
+    def _spread(self, key: Any, pattern: torch.Tensor, stream: int) -> None:
+        """Fills a part with a pattern again and again."""
+        begin, nbytes = self.place(key)
+        done = min(nbytes, pattern.nbytes)
+        copy(begin, pattern.data_ptr(), done, stream)
+        while done < nbytes:
+            count = min(done, nbytes - done)
+            copy(begin + done, begin, count, stream)
+            done += count
+
+    def prepare(self, key: Any, stream: int) -> None:
+        """Has a C that will be compared be what is read, or NaN, and waits for it."""
+        copy(self.place(key)[0], *self.place("initial"), stream)
+        synchronize(stream)
+
+    def result(self, key: Any, stream: int) -> torch.Tensor:
+        """The bytes of a C, on the host, once they are there."""
+        begin, nbytes = self.place(key)
+        found = torch.empty(nbytes, dtype=torch.uint8)
+        for at in range(0, nbytes, PIECE):
+            copy(found.data_ptr() + at, begin + at, min(PIECE, nbytes - at), stream)
+            synchronize(stream)
+        return found
 
     def is_whole(self) -> bool:
         """Whether the call's own b still has its memory."""
@@ -163,7 +194,7 @@ class Operands:
         """What launches of a plan are given (`runtime.step`), of the set of that number. into: where C goes, if not to
         the set's own."""
         number %= self.layout.sets
-        at = {"temporaries": self.layout.places["temporaries"][0]}
+        at, _ = self.place("temporaries")
 
         def address(name: str) -> int:
             if name == "b" and self.own_b is not None:
@@ -172,36 +203,10 @@ class Operands:
             if name == "c" and into is not None:
                 key = into
             past = 0 if self.aligned.get(name, True) else dtypes_of(self.problem)[name].itemsize
-            return self.memory.data_ptr() + self.layout.places[key][0] + past
+            return self.place(key)[0] + past
 
         found = {name: address(name) for name in plan.names if name in self.layout.places or name in OF_SETS}
         for temporary in temporaries_of(plan):
-            found[temporary.name] = self.memory.data_ptr() + at["temporaries"]
-            at["temporaries"] += _nbytes_of_temporary(temporary)
+            found[temporary.name] = at
+            at += _nbytes_of_temporary(temporary)
         return (1.0, self.beta, *(found[name] for name in plan.names))
-
-    def prepare(self, key: Any) -> None:
-        """Fills a C that will be compared: with what is read, the same each time, or with NaN."""
-        c = self.part(key, self.problem.out_dtype)
-        if self.problem.has_beta:
-            self.generator.manual_seed(1)
-            self._fill(key, "c", self.problem.out_dtype)
-        elif c.dtype.is_floating_point and c.dtype.itemsize > 1:
-            c.fill_(math.nan)
-        else:
-            self.part(key, torch.int8).fill_(-127)
-
-    def comparison(self, flag: torch.Tensor) -> list[Callable[[], object]]:
-        """What says, one after another, whether C of the first set is what is expected bit by bit: in `flag`, on the
-        host, without a wait. No memory is taken: reductions are as long as one thread block does by itself."""
-        c, expected = self.part(("c", 0), torch.int64), self.part("expected", torch.int64)
-        differ = self.part("differ", torch.bool)
-        rows = c.numel() // ROW
-        some = differ[: round_up(rows, ROW)].view(-1, ROW)
-        return [
-            partial(c.bitwise_xor_, expected),
-            partial(torch.any, c.view(rows, ROW), 1, out=differ[:rows]),
-            partial(torch.any, some, 1, out=differ[-2 * ROW :][: len(some)]),
-            partial(torch.any, differ[-2 * ROW : -ROW], 0, out=differ[-1]),
-            partial(flag.copy_, differ[-1], non_blocking=True),
-        ]

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import itemgetter
+from typing import NamedTuple
 
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
 from ..kernels import forms
 from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
-from ..runtime import kits
+from ..runtime import kit, kits
+from ..runtime.binaries import identities
 from ..selection import batch_invariance
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection, about, each_within, given, illegal, predicted_or_inf
 from .halving import MOST
 
 SLOWER = 1.3  # times the incumbent's predicted time
+
+
+class Ranked(NamedTuple):
+    """us: by the model; is_there: whether kits have its kernels; binaries, modules: what tells these from others, for
+    `background.order` and in short."""
+
+    us: float
+    selection: Selection
+    is_there: bool
+    binaries: tuple[Hashable, ...]
+    modules: tuple[str, ...]
 
 
 def is_foreign(selection: Selection, device: DeviceInfo) -> bool:
@@ -34,9 +47,20 @@ def predicted_us(problem: GemmProblem, device: DeviceInfo, selection: Selection)
         return predicted_or_inf(problem, own, model_of(device))
 
 
+def ranked(problem: GemmProblem, device: DeviceInfo, incumbent: Selection) -> list[Ranked]:
+    """The incumbent, then at most MOST - 1 others in the model's order. It takes Python for 10 ms and more, so another
+    process does it, if one can; else other threads may have Python meanwhile."""
+    found = []
+    for us, selection in candidates(problem, device, incumbent):
+        binaries = identities(device, problem, selection)
+        is_there = kits.serves(problem, device, selection)
+        found.append(Ranked(us, selection, is_there, binaries, tuple(map(kit.key_of, binaries))))
+        time.sleep(0)
+    return found
+
+
 def candidates(problem: GemmProblem, device: DeviceInfo, incumbent: Selection) -> list[tuple[float, Selection]]:
-    """Predicted microseconds and the selection: the incumbent, then at most MOST - 1 others in the model's order.
-    Meanwhile other threads may have Python."""
+    """Predicted microseconds and the selection, as `ranked` has them."""
     own_us, foreign = predicted_us(problem, device, incumbent), is_foreign(incumbent, device)
     found = [(own_us, incumbent)]
     with forms.of_kits() if foreign else nullcontext():

@@ -8,7 +8,7 @@ the end, and is replaced only by a gain beyond noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from statistics import fmean, median
@@ -16,8 +16,10 @@ from statistics import fmean, median
 from ..tuning.race import middle
 
 MOST = 8  # candidates, with the incumbent
+FEW = 3  # of them in a product's first race: loading modules takes longest, and other products wait for theirs
 STAGES = ((8, 2), (4, 4))  # how many are left, at most, and rounds of theirs
 FINAL = (6, 12, 24, 48)  # rounds of the last two after which it is looked whether it is clear which is faster
+FINAL_OF_FEW = FINAL[:2]
 SLOW = 1.5  # times the incumbent: who is slower at once is sampled no more
 CONFIDENCE = 2.5  # standard deviations of a gain
 LEAST_GAIN = 0.003
@@ -26,9 +28,12 @@ OF_MODEL, NOISE = 0.1, 0.05  # standard deviations: of a predicted ratio, and of
 
 @dataclass
 class Halving:
-    """A race. predicted: of each candidate's time over the incumbent's, which is the first."""
+    """A race. predicted: of each candidate's time over the incumbent's, which is the first; final: as FINAL; rest: is
+    called now and then while there is much to compute."""
 
     predicted: Sequence[float]
+    final: Sequence[int] = FINAL
+    rest: Callable[[], object] = lambda: None
     samples: list[list[float]] = field(init=False)  # logarithms of microseconds, one a round
     left: list[int] = field(init=False)  # who is in the race, the incumbent first
     winner: int | None = None  # once it is over
@@ -59,6 +64,7 @@ class Halving:
     def gain(self, which: int, first: int = 0) -> tuple[float, float]:
         """By how much it is faster than the incumbent, as a share, and one standard deviation of that, from the round
         `first` on. The noise of a round is that of all candidates: a few samples of one say too little of it."""
+        self.rest()
         differences = self._differences(which)[first:]
         rows = [row for row in map(self._differences, range(1, len(self.samples))) if len(row) > 1]
         squares = sum((x - fmean(row)) ** 2 for row in rows for x in row)
@@ -95,9 +101,9 @@ class Halving:
         if rounds in ends:
             left = [*[most for most, _ in STAGES[1:]], 2][ends.index(rounds)]
             self.left = [0, *sorted(sorted(self.left[1:], key=self._place)[: left - 1])]
-        elif rounds - ends[-1] in FINAL:
+        elif rounds - ends[-1] in self.final:
             gain, unsure = self.gain(self.left[1], ends[-1])
             if gain - CONFIDENCE * unsure > LEAST_GAIN:
                 self.winner = self.left[1]
-            elif gain + CONFIDENCE * unsure < LEAST_GAIN or rounds - ends[-1] == FINAL[-1]:
+            elif gain + CONFIDENCE * unsure < LEAST_GAIN or rounds - ends[-1] == self.final[-1]:
                 self.winner = 0

@@ -1,14 +1,15 @@
-"""One race in service, step by step: a generator that goes on at each turn on its stream, and never waits.
+"""One race in service, step by step: a generator that goes on where what it waits for is so, and never waits itself.
 
-What takes the host time is done aside. What the GPU does is queued on the caller's stream, after its call, a sample at
-a time, and looked at in a later turn.
+It runs in a thread aside. What the GPU does for it is a graph that a call launches after its own kernels
+(`runtime.turns`), or a copy on a stream of the package's own. A call does more for it twice: it says on what stream it
+ran, and takes the race's memory there.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -18,32 +19,34 @@ import torch
 from ..hardware import driver, nvml
 from ..hardware.device import DeviceInfo
 from ..hardware.graphs import Mark, TimedGraph, own_stream
-from ..runtime import background, kits, step
+from ..runtime import background, step, turns
+from ..selection.select import Selection
 from ..tuning import journal_of
 from ..tuning.conditions import Conditions, complaint
 from ..tuning.journal import Journal
 from . import block
-from .candidates import candidates
-from .halving import Halving
+from .candidates import Ranked, ranked
+from .halving import FEW, FINAL, FINAL_OF_FEW, Halving
 from .statistics import LONGEST_US, Product, Tempo
 
 COMPILED_S = 120.0  # until candidates' kernels are compiled: those that are not are left out then
 LOADED_S = 1.0  # between modules that are loaded
 FULL_S = 60.0  # until it is looked again whether there is memory
-BYTES_A_US = 1e6  # of memory that is filled and compared, about half of what an H100 moves
+BYTES_A_US = 1e6  # of memory that is filled and copied, about half of what an H100 moves
 log = logging.getLogger("triton_gemm.learning")
 
 _T = TypeVar("_T")
-Steps = Generator[None, "Call", _T]
+Wait = Callable[[], bool] | None  # whether it can go on; None: it is to be tried later
+Steps = Generator[Wait, None, _T]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that was just launched: of what product, its second operand and its stream."""
+    """A call that was just launched: its second operand, its stream, and what bits its policy asks for."""
 
-    product: Product
     b: torch.Tensor
     stream: int
+    bits: str
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Outcome:
     the incumbent, in the same places; candidates: that were timed, with the incumbent."""
 
     plan: Any
+    ranked: Ranked
     us: float
     before_us: float
     samples: int
@@ -65,230 +69,268 @@ class NoRaceError(Exception):
 @dataclass(eq=False)
 class Entrant:
     """What is raced. us: of a launch, by the model and then by the last sample; wanted: its compilation, if it needs
-    one; values: of the launch whose result is compared; count: launches of a sample; graph: of these."""
+    one; graph: a sample, of `count` launches."""
 
-    plan: Any
+    ranked: Ranked
     us: float
     wanted: Any = None
-    values: tuple[Any, ...] = ()
-    count: int = 0
+    plan: Any = None
     graph: Any = None
+    count: int = 0
+
+    @property
+    def selection(self) -> Selection:
+        return self.ranked.selection
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.wanted is None or self.wanted.error is not None
 
 
 class Race:
-    """Of a product whose calls run `plan` on a stream. l2: bytes of the cache; ask: has another thread do a job."""
+    """Of a product whose calls run `plan`. stream: of the calls after which it goes on, once it does; keeps: whether
+    the next process starts with what it finds; is_prepared: whether it needs memory and launches now; has_turn: whether
+    it may have them, as one race at a time; l2: bytes of the cache."""
 
     journal: Journal
+    layout: block.Layout
     operands: block.Operands
-    flag: torch.Tensor
-    comparison: list[Callable[[], object]]
+    expected: torch.Tensor
 
     def __init__(
         self,
         product: Product,
         plan: Any,
-        stream: int,
         device: DeviceInfo,
         l2: int,
         tempo: Tempo,
-        ask: Callable[[Callable[[], Any]], Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.product, self.plan, self.stream, self.device, self.l2 = product, plan, stream, device, l2
-        self.tempo, self.ask, self.clock = tempo, ask, clock
+        self.product, self.plan, self.device, self.l2 = product, plan, device, l2
+        self.tempo, self.clock = tempo, clock
+        self.stream: int | None = None
+        self.is_prepared = self.has_turn = self.keeps = False
         self.entrants: list[Entrant] = []
+        self.later: list[Ranked] = []  # what is raced another time
         self.graphs: list[TimedGraph] = []
         self.begun = False  # whether the journal says that one is launched for the first time
-        self.at = clock()  # of the last call of its own product
+        self.at = clock()  # when it went on last
+        self.asked: Callable[[Call], Any] | None = None  # what a call of its product is to do
+        self.found: Any = None  # and what came of that
         self.steps = self._run()
-        next(self.steps)
+        self.wait: Wait = None
 
-    def is_on(self, index: int, stream: int) -> bool:
-        return (index, stream) == (self.product.index, self.stream)
+    @property
+    def needs_call(self) -> bool:
+        return self.asked is not None or (self.has_turn and turns.job.until > 0)
 
-    def step(self, call: Call) -> Outcome | None:
-        """Goes on, after a call on the race's stream; what was found, at the end. Raises NoRaceError, and what the
-        driver says of a broken GPU."""
-        if call.product is self.product:
-            self.at = self.clock()
+    def go_on(self) -> Outcome | None:
+        """As far as it can; what was found, at the end. Raises NoRaceError, and what the driver says of a broken GPU.
+        Other threads may have Python meanwhile."""
+        wait = self.wait
         try:
-            self.steps.send(call)
+            while wait is None or wait():
+                self.at = self.clock()
+                self.wait = wait = next(self.steps)
+                time.sleep(0)
+                if wait is None:
+                    break
         except StopIteration as end:
             found: Outcome = end.value
             return found
         return None
 
+    def take(self, call: Call) -> None:
+        """In the thread of a call that was just launched, if `asked`."""
+        if self.asked is not None and (self.stream is None or call.stream == self.stream):
+            try:
+                self.found = self.asked(call)
+            except Exception as error:
+                self.found = error
+            self.asked = None
+
     def close(self) -> None:
         """Gives up what it holds."""
+        if self.has_turn:
+            turns.job.end()
         self.steps.close()
-        self.tempo.leave(self)
         if self.begun:
             self.journal.end()
         while self.graphs:
-            self.ask(self.graphs.pop().close)
+            self.graphs.pop().close()
         self.entrants.clear()
-        for held in ("operands", "comparison"):  # what else refers to a race may end later
-            vars(self).pop(held, None)
+        vars(self).pop("operands", None)  # what else refers to a race may end later
 
     # --- The steps ---
 
     def _run(self) -> Steps[Outcome]:
-        call = yield
-        self.entrants = yield from self._aside(self._enter)
-        deadline = self.clock() + COMPILED_S
-        for entrant in self.entrants[1:]:
-            yield from self._load(entrant, deadline)
-        while call.product is not self.product or not self.tempo.enter(self):  # there is memory for one race
-            call = yield
+        yield from self._load_all()
         if len(self.entrants) > 1:
-            yield from self._make_operands(call)
+            yield from self._make_operands()
         for entrant in list(self.entrants) if len(self.entrants) > 1 else ():
             yield from self._check(entrant)
         incumbent = self.entrants[0]
-        halving = Halving([x.us / incumbent.us for x in self.entrants])
+        final = FINAL_OF_FEW if self.later else FINAL
+        halving = Halving([x.us / incumbent.us for x in self.entrants], final, partial(time.sleep, 0))
         while halving.winner is None:
             which = halving.next()
             halving.add(which, (yield from self._sample(self.entrants[which])))
             self.product.us = halving.us(0)
         if not halving.samples[0]:
-            return Outcome(None, incumbent.us, incumbent.us, 0, 1)
-        if (why := unfit((yield from self._aside(partial(nvml.slowed, self.device.uuid))))) is not None:
+            return Outcome(None, incumbent.ranked, incumbent.us, incumbent.us, 0, 1)
+        if (why := unfit(nvml.slowed(self.device.uuid))) is not None:
             raise NoRaceError(why)
         winner = halving.winner
-        plan = self.entrants[winner].plan if winner else None
-        samples = len(halving.samples[winner])
-        return Outcome(plan, halving.us(winner), halving.us(0), samples, len(self.entrants))
+        if self.later and not winner:  # whoever came near has another chance
+            self.later[:0] = [self.entrants[i].ranked for i in halving.left[1:]]
+        best, samples = self.entrants[winner], len(halving.samples[winner])
+        plan = best.plan if winner else None
+        return Outcome(plan, best.ranked, halving.us(winner), halving.us(0), samples, len(self.entrants))
 
-    def _enter(self) -> list[Entrant]:
-        """The incumbent and what is raced against it, which workers compile if kits do not have it. Done aside."""
+    def _load_all(self) -> Steps[None]:
+        """The incumbent and what is raced against it, loaded: workers compile what kits do not have."""
         if (why := unfit(nvml.slowed(self.device.uuid))) is not None:
             raise NoRaceError(why)
         problem = self.product.problem
         self.journal = journal_of(self.device)
-        self.flag = torch.zeros((), dtype=torch.bool, pin_memory=torch.cuda.is_available())
-        found: list[Entrant] = []
-        for us, selection in candidates(problem, self.device, self.product.selection):
-            if not found:
-                found.append(Entrant(self.plan, us))
-            elif self.journal.failure(problem, selection) is None:
-                plan = self.plan.like(selection)
-                is_there = kits.serves(problem, self.device, selection)
-                found.append(Entrant(plan, us, None if is_there else background.order(plan, self.device)))
-                time.sleep(0)  # other threads may have Python now
+        own, *others = self.product.ranked or (yield from self._ranked())
+        if not self.product.ranked:
+            others, self.later = others[: FEW - 1], others[FEW - 1 :]
+        self.entrants, coming = [Entrant(own, own.us, plan=self.plan)], []
+        self._has_loaded(own.modules)
+        for x in others:
+            if self.journal.failure(problem, x.selection) is None:
+                is_there = x.is_there
+                wanted = None if is_there else background.order(self.plan, self.device, x.selection, x.binaries)
+                coming.append(Entrant(x, x.us, wanted))
+            time.sleep(0)  # other threads may have Python now
+        deadline = self.clock() + COMPILED_S
+        while coming:
+            found = self._next(coming, deadline)
+            if found is None:
+                yield lambda: self._next(coming, deadline) is not None
+            else:
+                coming.remove(found)
+                self._load(found)
+        self.entrants[1:] = sorted(self.entrants[1:], key=lambda x: x.us)
+
+    def _ranked(self) -> Steps[list[Ranked]]:
+        of = self.product.problem, self.device, self.product.selection
+        question = background.ask(self.plan, self.device, ranked, *of)
+        if question is None:
+            return ranked(*of)
+        yield lambda: question.error is not None
+        if question.answer is None:
+            raise NoRaceError(f"its candidates are not known: {question.error}")
+        found: list[Ranked] = question.answer
         return found
 
-    def _aside(self, job: Callable[[], _T]) -> Steps[_T]:
-        """What a job gives that another thread does."""
-        future = self.ask(job)
-        while not future.done():
-            yield
-        found: _T = future.result()
+    def _next(self, coming: Sequence[Entrant], deadline: float) -> Entrant | None:
+        """Which may be loaded now. A module that is loaded already is not waited for; of others one comes in LOADED_S.
+        After the deadline what is not compiled is given up."""
+        now = self.clock()
+        found = [x for x in coming if x.is_compiled or now >= deadline]
+        may_load = now >= self.tempo.loaded + LOADED_S
+        return next(
+            (x for x in found if may_load or self.tempo.modules.issuperset(self._named(x.ranked.modules))), None
+        )
+
+    def _named(self, modules: tuple[str, ...]) -> list[tuple[int, str]]:
+        return [(self.product.index, x) for x in modules]
+
+    def _has_loaded(self, modules: tuple[str, ...]) -> None:
+        self.tempo.modules.update(self._named(modules))
+
+    def _load(self, entrant: Entrant) -> None:
+        modules, wanted = step.modules(), entrant.wanted
+        entrant.plan = self.plan.like(entrant.selection)
+        time.sleep(0)
+        if not entrant.plan.load(cached=wanted is not None and wanted.error == ""):
+            log.debug("%s is left out, not compiled: %s", entrant.selection, None if wanted is None else wanted.error)
+            return
+        self.entrants.append(entrant)
+        self._has_loaded(entrant.ranked.modules)
+        if step.modules() > modules:
+            self.tempo.loaded = self.clock()
+
+    def _at_call(self, job: Callable[[Call], _T]) -> Steps[_T]:
+        """What a job gives that a call of the product does, on the race's stream."""
+        self.asked = job
+        yield lambda: self.asked is None
+        if isinstance(self.found, Exception):
+            raise self.found
+        found: _T = self.found
         return found
 
     def _afford(self, us: float) -> Steps[None]:
-        while not self.tempo.allows(us):
-            yield
+        if not self.tempo.allows(us):
+            yield partial(self.tempo.allows, us)
         self.tempo.spent += us
         if not self.operands.is_whole():
             raise NoRaceError("the memory of its weight was freed")
 
-    def _drop(self, entrant: Entrant, why: str) -> None:
-        log.debug("%s is left out: %s", entrant.plan.selection, why)
-        self.entrants.remove(entrant)
-
-    def _load(self, entrant: Entrant, deadline: float) -> Steps[None]:
-        """Loads its kernels, at most one module in LOADED_S."""
-        wanted = entrant.wanted
-        while wanted is not None and wanted.error is None and self.clock() < deadline:
-            yield
-        while self.clock() < self.tempo.loaded + LOADED_S:
-            yield
-        modules = step.modules()
-        if not (yield from self._aside(partial(entrant.plan.load, cached=wanted is not None and wanted.error == ""))):
-            self._drop(entrant, "it is not compiled" if wanted is None else f"it is not compiled: {wanted.error}")
-        elif step.modules() > modules:
-            self.tempo.loaded = self.clock()
-
-    def _make_operands(self, call: Call) -> Steps[None]:
+    def _make_operands(self) -> Steps[None]:
         """Takes the block and fills it."""
-        index, problem, tempo = self.product.index, self.product.problem, self.tempo
-        layout = block.Layout.of(problem, [x.plan for x in self.entrants], self.l2)
+        index, tempo = self.product.index, self.tempo
+        layout = block.Layout.of(self.product.problem, [x.plan for x in self.entrants], self.l2)
         if layout is None:
             raise NoRaceError(f"its operands take more than {block.LIMIT >> 20} MiB")
-        is_free = self.clock() >= tempo.full_until
-        if is_free:
-            is_free = yield from self._aside(partial(block.is_free, index, self.stream, layout.nbytes))
-            tempo.full_until = self.clock() + (0.0 if is_free else FULL_S)
+        self.is_prepared = True
+        yield lambda: self.has_turn
+        self.stream, self.keeps = yield from self._at_call(lambda call: (call.stream, call.bits == "same"))
+        is_free = self.clock() >= tempo.full_until and block.is_free(index, self.stream, layout.nbytes)
         if not is_free:
+            tempo.full_until = max(tempo.full_until, self.clock() + FULL_S)
             raise NoRaceError(f"torch has no {layout.nbytes >> 20} MiB that are free, or the GPU not twice as many")
-        memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.plan.device)
-        self.operands = block.Operands(problem, layout, memory, call.b if layout.own else None)
-        self.mark = Mark()
-        self.mark.set(self.stream)
-        while not self.mark.passed():  # what used the memory before has ended
-            yield
-        yield from self._afford(layout.nbytes / BYTES_A_US)
-        self.comparison = yield from self._aside(self._fill)
 
-    def _fill(self) -> list[Callable[[], object]]:
-        """Fills the operands, and compares two results, so that no call waits for the kernels of these. Done aside, on
-        a stream of its own."""
-        operands = self.operands  # whose memory is nobody else's until the stream has ended, also where the race ends
-        stream = torch.cuda.ExternalStream(own_stream(self.product.index), self.plan.device)
-        try:
-            with torch.inference_mode(), torch.cuda.stream(stream):
-                comparison = operands.comparison(self.flag)
-                operands.fill()
-                for key in ("expected", ("c", 0)):
-                    operands.prepare(key)
-                for compare in comparison:
-                    compare()
-        finally:
-            stream.synchronize()
-        return comparison
+        def allocate(call: Call) -> tuple[block.Operands, Mark]:
+            memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.plan.device)
+            mark = Mark()
+            mark.set(call.stream)
+            return block.Operands(self.product.problem, layout, memory, call.b if layout.own else None), mark
+
+        self.operands, mark = yield from self._at_call(allocate)
+        if not mark.passed():  # what used the memory before has not ended
+            yield mark.passed
+        yield from self._afford(layout.nbytes / BYTES_A_US)
+        self.operands.fill(own_stream(index))
 
     def _check(self, entrant: Entrant) -> Steps[None]:
-        """Makes an entrant's graph, launches it for the first time, and compares its result with the incumbent's."""
-        problem, selection, operands = self.product.problem, entrant.plan.selection, self.operands
-        is_incumbent = entrant is self.entrants[0]
-        into, why = "expected" if is_incumbent else ("c", 0), None
+        """Makes an entrant's graphs, launches it for the first time, and compares its result with the incumbent's."""
+        problem, operands, own = self.product.problem, self.operands, own_stream(self.product.index)
+        is_incumbent, why = entrant is self.entrants[0], None
+        into = "expected" if is_incumbent else ("c", 0)
         try:
-            entrant.graph = yield from self._aside(partial(self._graph, entrant, into))
+            entrant.count = launches_of(entrant.us)
+            first = self._graph(entrant, [operands.values(entrant.plan, 0, into)])
+            entrant.graph = self._graph(entrant, [operands.values(entrant.plan, i) for i in range(entrant.count)])
             if not is_incumbent:
-                yield from self._aside(partial(self.journal.begin, problem, selection))
+                self.journal.begin(problem, entrant.selection)
                 self.begun = True
-            yield from self._afford(entrant.us + 4 * operands.layout.places["expected"][1] / BYTES_A_US)
-            operands.prepare(into)
-            yield
-            launch(entrant.plan, entrant.values, self.stream)
-            yield
-            for compare in () if is_incumbent else self.comparison:
-                compare()
-                yield
-            self.mark.set(self.stream)
-            yield
-            while not self.mark.passed():
-                yield
-            if not is_incumbent and bool(self.flag):
+            operands.prepare(into, own)
+            yield from self._afford(entrant.us + 2 * operands.layout.places["expected"][1] / BYTES_A_US)
+            yield from self._launch(first)
+            found = operands.result(into, own)
+            if is_incumbent:
+                self.expected = found
+            elif not torch.equal(found, self.expected):
                 why = "its bits are not those of the incumbent"
         except RuntimeError as error:
             why = f"{error}".splitlines()[0]
         if is_incumbent and why is not None:
             raise NoRaceError(why)
         if not is_incumbent:
-            yield from self._aside(self.journal.end)
+            self.journal.end()
             self.begun = False
         if why is not None:
             if operands.own_b is None:  # which the application may have written meanwhile
-                yield from self._aside(partial(self.journal.failed, problem, selection, why))
-            self._drop(entrant, why)
+                self.journal.failed(problem, entrant.selection, why)
+            log.debug("%s is left out: %s", entrant.selection, why)
+            self.entrants.remove(entrant)
 
-    def _graph(self, entrant: Entrant, into: Any) -> TimedGraph:
-        """A sample: as many launches as LONGEST_US allow, of one set of operands after another. Done aside."""
-        entrant.values, entrant.count = self.operands.values(entrant.plan, 0, into), launches_of(entrant.us)
+    def _graph(self, entrant: Entrant, launches: Sequence[tuple[Any, ...]]) -> TimedGraph:
         frames = []
-        for number in range(entrant.count):
-            values = self.operands.values(entrant.plan, number)
+        for values in launches:
             time.sleep(0)
             for one in entrant.plan.steps:
                 frames.append(step.Frame(one.entry))
@@ -297,21 +339,28 @@ class Race:
         self.graphs.append(TimedGraph(self.product.index, [(x.config, x.function, x.pointers) for x in frames]))
         return self.graphs[-1]
 
+    def _launch(self, graph: TimedGraph) -> Steps[float]:
+        """Has a call launch a graph; the microseconds that it has taken."""
+        job, stream = turns.job, self.stream
+        assert stream is not None
+        while True:
+            if background.is_held():
+                yield lambda: not background.is_held()
+            job.begin(self.product.index, stream, graph.graph, graph.ended)
+            yield lambda: job.launched >= 0 or job.until < 0
+            if job.launched >= 0:  # else it was withdrawn, by `background.held`
+                break
+        if job.launched:
+            raise driver.DriverError("cuGraphLaunch", job.launched)
+        while (us := graph.read()) is None:
+            yield None
+        return us
+
     def _sample(self, entrant: Entrant) -> Steps[float]:
         """Microseconds of a launch."""
         yield from self._afford(entrant.count * entrant.us)
-        entrant.graph.start(self.stream)
-        yield
-        while (us := entrant.graph.read()) is None:
-            yield
-        yield
-        entrant.us = us / entrant.count
+        entrant.us = (yield from self._launch(entrant.graph)) / entrant.count
         return entrant.us
-
-
-def launch(plan: Any, values: tuple[Any, ...], stream: int) -> None:
-    for one in plan.steps:
-        one.call(stream, values)
 
 
 def launches_of(us: float) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 from ..problem import GemmProblem
+from ..runtime.turns import Turn
 from ..selection.select import Selection
 
 SHARE = 0.01  # of the GPU time of calls that races may take
@@ -20,8 +22,8 @@ HORIZON_S = 600.0  # that calls are expected to go on for as they came until now
 @dataclass(eq=False)
 class Product:
     """A problem with the kernel that its calls run on, and all plans of these. us: what a launch takes, by the model
-    until it was sampled; since: when it was called first; not_before: when it may be raced; over: whether it was;
-    saved_us: of a call, by what was learned."""
+    until it was sampled; since, at: when it was called first and last; not_before: when it may be raced; over: whether
+    it was; before, saved_us: of a call, by what was learned; ranked: what is raced next, once few were."""
 
     problem: GemmProblem
     selection: Selection
@@ -31,8 +33,26 @@ class Product:
     calls: int = 0
     not_before: float = 0.0
     over: bool = False
+    before: Selection | None = None
     saved_us: float = 0.0
-    plans: WeakSet[Any] = field(default_factory=WeakSet)
+    at: float = -math.inf
+    ranked: Sequence[Any] = ()
+    references: list[ref[Any]] = field(default_factory=list)  # replaced as a whole: threads may be reading
+
+    def add(self, plan: Any) -> None:
+        """Gives a plan a turn, and then counts its calls."""
+        plan.turn = Turn(self)
+        self.references = [x for x in self.references if x() is not None] + [ref(plan)]
+
+    @property
+    def plans(self) -> list[Any]:
+        """All that have not ended, each with a turn."""
+        return [plan for x in [*self.references] if (plan := x()) is not None]
+
+    @property
+    def worth(self) -> float:
+        """Microseconds of the GPU that its calls have taken."""
+        return self.calls * self.us
 
     def pays(self, now: float) -> bool:
         """Whether it is called often enough: as many calls are expected as there were, or as come in HORIZON_S at that
@@ -46,23 +66,14 @@ class Product:
 @dataclass
 class Tempo:
     """Of all races. of_calls, spent: microseconds of the GPU, by the times that are known or predicted; loaded: when a
-    module was loaded last; inside: the race that has memory, of which there is one; full_until: when
-    it is looked again whether there is memory."""
+    module was loaded last; modules: by device, of kernels that are loaded; full_until: when it is looked again whether
+    there is memory."""
 
     of_calls: float = 0.0
     spent: float = 0.0
     loaded: float = -math.inf
-    inside: object = None
+    modules: set[tuple[int, str]] = field(default_factory=set)
     full_until: float = -math.inf
 
     def allows(self, us: float) -> bool:
         return self.spent + us <= SHARE * self.of_calls
-
-    def enter(self, race: object) -> bool:
-        if self.inside is None:
-            self.inside = race
-        return self.inside is race
-
-    def leave(self, race: object) -> None:
-        if self.inside is race:
-            self.inside = None

@@ -1,4 +1,5 @@
-"""The learner: what races, and what comes of it. Each turn of a plan is told to it (`runtime.turns`)."""
+"""The learner: what races, and what comes of it. A thread aside counts calls (`runtime.turns`), says what is raced, and
+goes on with races, of which one at a time has launches added to calls."""
 
 from __future__ import annotations
 
@@ -7,58 +8,59 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 
-from ..compat import in_transform, launch_hooks, must_dispatch, stream_of_graph_trees
+from ..compat import stream_of_graph_trees
 from ..hardware.device import device_info
+from ..hardware.graphs import allow_during_captures, relaxed
 from ..problem import problem_text
 from ..runtime import background, kits, policies, turns
 from ..runtime.plan import MAX_PLANS, GemmPlan, keep
 from ..runtime.workspace import PER_THREAD
 from ..tables import files, learned, versions
 from ..tables.records import named
-from .aside import Aside
 from .candidates import is_foreign, predicted_us
 from .race import Call, NoRaceError, Outcome, Race
 from .statistics import LONGEST_US, Product, Tempo
 
-EVERY = 64  # calls of any plan between its turns, while there is a race
-AT_ONCE = 4  # races, of which one has memory, and the others wait for kernels
-STALE_S, AGAIN_S = 30.0, 60.0  # a race whose product is not called for so long is given up; and is tried again then
+AT_ONCE = 4  # races, of which one has memory, and the others wait for workers and to load modules
+LOOK_S, SOON_S = 0.1, 0.004  # between looks of the thread aside; and while there are samples
+STALE_S, AGAIN_S = 30.0, 60.0  # a race that could not go on for so long is given up; and is tried again then
 log = logging.getLogger("triton_gemm.learning")
 
 
 class Tuner:
-    """Threads may come at once: whoever finds another here goes on."""
+    """Threads may come at once: a call that finds another here goes on."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.here = threading.Lock()
+        self.here = threading.RLock()  # a signal's handler may end a rule
         self.products: dict[Any, Product] = {}
         self.tempo = Tempo()
-        self.aside = Aside()
+        self.thread: threading.Thread | None = None
         self.races: dict[Product, Race] = {}
         self.broken = False
 
-    def new(self, plan: GemmPlan) -> Product | None:
+    def new(self, plan: GemmPlan) -> None:
         problem, selection = plan.problem, plan.selection
         if problem.groups or problem.preactivation or policies.current_policy().name not in ("cached", "tune"):
-            return None
+            return
         key = _key(plan)
         found = self.products.get(key)
         if found is None:
             us = predicted_us(problem, device_info(plan.device), selection)
             if not us < math.inf:
-                return None
+                return
             found = Product(problem, selection, plan.index, us, self.clock())
             found.over = us > LONGEST_US or self._is_known(plan)
             keep(self.products, key, found, MAX_PLANS)
-        found.plans.add(plan)
-        return found
+        found.add(plan)
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._look_on, name="triton_gemm learner", daemon=True)
+            self.thread.start()
 
     def _is_known(self, plan: GemmPlan) -> bool:
         """Whether it was learned before, with the same versions, that a plan's kernel is the fastest."""
@@ -66,86 +68,131 @@ class Tuner:
         entry = learned.entry(plan.problem, device, _triton_of(plan))
         return entry is not None and entry.algorithm == plan.selection.algorithm and entry.by == versions()
 
-    def turn(self, plan: GemmPlan, operands: tuple[Any, ...], stream: int) -> None:
-        if plan.turn is None:
-            return
-        product: Product = plan.turn.product
-        calls = plan.turn.again(EVERY if self.races else 4 * turns.EVERY if product.over else turns.EVERY)
-        product.calls += calls
-        self.tempo.of_calls += calls * product.us
-        if product.saved_us:
-            turns.counts["microseconds saved"] += round(calls * product.saved_us)
-        if self.broken or not self.here.acquire(blocking=False):
-            return
-        try:
-            if _may_race(plan, stream):
-                with torch.inference_mode():
-                    self._go_on(plan, Call(product, operands[1], stream))
-        except Exception as error:
-            log.warning("nothing is learned any more in this process: %s: %s", type(error).__name__, error)
-            self.broken = True
-            self._give_up()
-        finally:
-            if not turns.active():  # a rule has ended meanwhile
-                self._give_up()
-            self.here.release()
+    # --- In the thread aside, where no call waits ---
 
-    def _go_on(self, plan: GemmPlan, call: Call) -> None:
+    def _look_on(self) -> None:
+        allow_during_captures()
+        while True:
+            time.sleep(self.look())
+
+    def look(self) -> float:
+        """Goes on with all that it can; seconds until the next time."""
+        begin = time.thread_time()
+        with self.here:
+            try:
+                if turns.active() and not self.broken:
+                    self._count()
+                    self._choose()
+                    self._go_on()
+                elif self.races:
+                    self._give_up(*self.races.values())
+            except Exception as error:
+                self._break(error)
+            is_soon = any(race.has_turn for race in self.races.values())
+        return max(SOON_S if is_soon else LOOK_S, 4 * (time.thread_time() - begin))
+
+    def _count(self) -> None:
+        now, products = self.clock(), iter(list(self.products.values()))
+        while some := list(islice(products, 8)):
+            for product in some:
+                if calls := sum(plan.turn.calls() for plan in product.plans):
+                    product.at = now
+                    product.calls += calls
+                    self.tempo.of_calls += calls * product.us
+                    if product.saved_us:
+                        turns.counts["microseconds saved"] += round(calls * product.saved_us)
+            time.sleep(0)  # other threads may have Python now
+
+    def _choose(self) -> None:
+        """Begins races, of what has not been raced yet and has taken most of the GPU's time first."""
         now = self.clock()
+        if len(self.races) < AT_ONCE:
+            paying = [x for x in list(self.products.values()) if x.pays(now) and x not in self.races and x.plans]
+            paying.sort(key=lambda x: (bool(x.ranked), -x.worth))
+            for product in paying[: AT_ONCE - len(self.races)]:
+                plan = product.plans[0]
+                l2 = torch.cuda.get_device_properties(plan.index).L2_cache_size
+                self.races[product] = Race(product, plan, device_info(plan.device), l2, self.tempo, self.clock)
+
+    def _go_on(self) -> None:
         for race in list(self.races.values()):
-            if now > race.at + STALE_S:
+            if not any(x.has_turn for x in self.races.values()) and race.is_prepared and not background.is_held():
+                race.has_turn, race.at = True, self.clock()
+            try:
+                with torch.cuda.device(race.product.index):
+                    outcome = race.go_on()
+            except NoRaceError as why:
+                log.debug("%s is not raced now: %s", problem_text(race.product.problem), why)
                 self._give_up(race)
-            elif race.is_on(plan.index, call.stream):
-                try:
-                    outcome = race.step(call)
-                except NoRaceError as why:
-                    log.debug("%s is not raced now: %s", problem_text(race.product.problem), why)
-                    self._give_up(race)
-                else:
-                    if outcome is not None:
-                        self._learn(race, outcome)
-        if len(self.races) < AT_ONCE and call.product not in self.races and call.product.pays(now):
-            device = device_info(plan.device)
-            l2 = torch.cuda.get_device_properties(plan.index).L2_cache_size
-            ask = partial(self.aside.ask, index=plan.index)
-            self.races[call.product] = Race(call.product, plan, call.stream, device, l2, self.tempo, ask, self.clock)
+                continue
+            now = self.clock()
+            if not race.needs_call:
+                race.at = now
+            if outcome is not None:
+                self._end(race)
+                self._learn(race, outcome)
+            elif now > min(race.product.at, race.at) + STALE_S:
+                self._give_up(race)
+            elif race.asked is not None:
+                for plan in race.product.plans:
+                    plan.turn.ask(True)
 
     def _learn(self, race: Race, outcome: Outcome) -> None:
-        """Has calls run on the winner from now on, and stores it."""
+        """Has calls run on the winner from now on, and stores it. The others are raced against it later."""
         product, winner = race.product, outcome.plan
-        self._end(race)
-        product.over = True
-        turns.counts["GEMMs raced"] += outcome.candidates > 1
+        own, product.over = product, True
+        turns.counts["GEMMs raced"] += outcome.candidates > 1 and not product.ranked
         if winner is not None:
             turns.counts["kernels replaced"] += 1
-            own = Product(product.problem, winner.selection, product.index, outcome.us, self.clock(), over=True)
-            own.saved_us, winner.turn = outcome.before_us - outcome.us, turns.Turn(own)
-            own.plans.add(winner)
+            own = Product(product.problem, winner.selection, product.index, outcome.us, product.since, product.calls)
+            own.before = product.before or product.selection
+            own.saved_us = product.saved_us + outcome.before_us - outcome.us
+            own.add(winner)
             keep(self.products, _key(winner), own, MAX_PLANS)
-            for plan in list(product.plans):
+            for plan in product.plans:
                 plan.instead = winner
-                plan.turn.left.value = 0
+                plan.turn.hand_over()
             names = named(winner.selection), named(product.selection)
             log.info("%s instead of %s: %.3g us, before %.3g us", *names, outcome.us, outcome.before_us)
-        if outcome.candidates > 1 and policies.current_policy().bits == "same":  # with others it holds for this process
-            selection = product.selection if winner is None else winner.selection
-            us, before_us = (outcome.before_us,) * 2 if winner is None else (outcome.us, outcome.before_us)
-            store = partial(
-                learned.store,
-                product.problem,
-                selection,
-                device_info(race.plan.device),
-                before=product.selection,
-                us=us,
-                before_us=before_us,
-                samples=outcome.samples,
-                triton=_triton_of(race.plan),
-            )
-            self.aside.ask(store, product.index).add_done_callback(_say_why_not)
+        own.over, own.ranked = not race.later, [outcome.ranked, *race.later]
+        is_new = winner is not None or (own.over and own.before is None)
+        if outcome.candidates > 1 and race.keeps and is_new:
+            self._store(own, outcome.us, outcome.samples, _triton_of(race.plan))
+
+    def _store(self, product: Product, us: float, samples: int, triton: str) -> None:
+        before, device = product.before or product.selection, device_info(torch.device("cuda", product.index))
+        how = {"before": before, "us": us, "before_us": us + product.saved_us, "samples": samples, "triton": triton}
+        try:
+            learned.store(product.problem, product.selection, device, **how)  # type: ignore[arg-type]
+        except Exception as error:
+            log.warning("what was learned is not stored: %s: %s", type(error).__name__, error)
+
+    # --- At calls ---
+
+    def turn(self, plan: GemmPlan, b: torch.Tensor, stream: int) -> None:
+        turn = plan.turn
+        if turn is None:
+            return
+        turn.ask(False)  # the thread aside asks again, if need be
+        race = self.races.get(turn.product)
+        if race is not None and race.asked is not None and self.here.acquire(blocking=False):
+            try:
+                if _may_race(plan, stream):
+                    with relaxed():
+                        race.take(Call(b, stream, policies.current_policy().bits))
+            finally:
+                self.here.release()
+
+    # --- Anywhere ---
+
+    def _break(self, error: Exception) -> None:
+        log.warning("nothing is learned any more in this process: %s: %s", type(error).__name__, error)
+        self.broken = True
+        self._give_up(*self.races.values())
 
     def _give_up(self, *races: Race) -> None:
-        """Ends these, or all, which may begin again later."""
-        for race in races or list(self.races.values()):
+        """Ends these, which may begin again later."""
+        for race in races:
             race.product.not_before = self.clock() + AGAIN_S
             self._end(race)
 
@@ -153,17 +200,13 @@ class Tuner:
         self.races.pop(race.product, None)
         race.close()
 
-    def stop(self) -> None:
-        if self.here.acquire(blocking=False):  # else whoever is here looks, be it this thread before a signal
+    def stop(self, wait_s: float = -1) -> None:
+        """wait_s: for the thread aside, which else does it when it looks."""
+        if self.here.acquire(wait_s >= 0, wait_s):
             try:
-                self._give_up()
+                self._give_up(*self.races.values())
             finally:
                 self.here.release()
-
-
-def _say_why_not(stored: Future[bool]) -> None:
-    if (error := stored.exception()) is not None:
-        log.warning("what was learned is not stored: %s: %s", type(error).__name__, error)
 
 
 def _key(plan: GemmPlan) -> Any:
@@ -181,11 +224,8 @@ def _may_race(plan: GemmPlan, stream: int) -> bool:
     """Whether launches may be added here: none under capture, by whoever measures or watches, or on a stream of each
     thread or of Inductor's graphs."""
     return not (
-        torch.cuda.is_current_stream_capturing()
+        turns.is_watched()
         or background.is_held()
-        or must_dispatch()
-        or in_transform()
-        or launch_hooks()
         or stream == PER_THREAD
         or stream_of_graph_trees(plan.index) == stream
     )

@@ -13,11 +13,11 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -25,11 +25,12 @@ from .. import arguments
 from ..compat import INTERPRETED, cache_folder
 from ..hardware.device import DeviceInfo
 from ..kernels.launch import is_warm
-from . import stand_ins
+from ..selection.select import Selection
+from . import stand_ins, turns
 from .binaries import identities, receive
 from .compiling import Compiler, ranks
 from .stand_ins import Available, Wanted
-from .worker import LostError, Worker, python
+from .worker import LostError, Question, Worker, python
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
@@ -182,16 +183,25 @@ def _compiler(plan: GemmPlan, device: DeviceInfo) -> Compiler:
         return _compilers[key]
 
 
-def order(plan: GemmPlan, device: DeviceInfo) -> Wanted | None:
-    """Has a worker compile a plan's kernels, and returns what says that it has; None where none can."""
+def order(plan: GemmPlan, device: DeviceInfo, selection: Selection, binaries: tuple[Hashable, ...]) -> Wanted | None:
+    """Has a worker compile the kernels of another selection for a plan's problem, and returns what says that it has;
+    None where none can. binaries: their `identities`."""
     if not enabled() or _lost or not _can_cache():
         return None
-    job = plan.problem, plan.selection
     with _lock:
         available = _available.setdefault(device.capability, Available())
-    wanted = available.want(identities(device, *job), _compiler(plan, device), job)
+    wanted = available.want(binaries, _compiler(plan, device), (plan.problem, selection))
     wanted.order()
     return wanted
+
+
+def ask(plan: GemmPlan, device: DeviceInfo, function: Callable[..., Any], *arguments: object) -> Question | None:
+    """Has a worker of a plan's kernels call a function of a module; None where none can."""
+    if not enabled() or _lost:
+        return None
+    question = Question(function, *arguments)
+    _compiler(plan, device).add([question])
+    return question
 
 
 def is_held() -> bool:
@@ -201,6 +211,9 @@ def is_held() -> bool:
 
 def _ended(device: DeviceInfo, job: object, error: str | None) -> None:
     """A worker has sent the binaries of a job, and left them in Triton's cache, or could not compile them."""
+    if isinstance(job, Question):
+        job.error = error or ""
+        return
     wanted = cast(Wanted, job)
     if _lost:
         return
@@ -260,6 +273,7 @@ def held() -> Iterator[None]:
     block = object()
     try:
         _held.add(block)  # in one step, without a lock: the garbage collector may end a block wherever one is held
+        turns.job.end()
         stand_ins.change()
         _wait()
         yield

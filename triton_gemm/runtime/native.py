@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..hardware.driver import address_of
-from . import stand_ins
+from . import stand_ins, turns
 from .native_build import built as built
 from .native_build import module as module
 from .native_build import possible as possible
@@ -42,8 +42,8 @@ class Entry(NamedTuple):
     workspace: stream -> ([partial sums, counters], whether all launches of that stream may use them), or None;
     workspace_bytes: of partial sums; extents: bytes from the first element of a, b and c to the end of the last;
     copies, preactivations: as in `fast_path.Known`; derivative, activation: of `fast_path.DERIVATIVES` and
-    `fast_path.ACTIVATED`, or 0; calls: the address where launches of a stand-in are counted, or 0; left: that of the
-    calls until Python takes one (`turns`), or 0.
+    `fast_path.ACTIVATED`, or 0; calls: the address where launches of a stand-in are counted, or 0; turns: those of the
+    plan's own numbers and of `turns.job`, or zeros.
     """
 
     plan: GemmPlan
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
     derivative: int
     activation: int
     calls: int
-    left: int
+    turns: tuple[int, int]
     steps: tuple[DriverLaunch, ...]
 
 
@@ -97,8 +97,8 @@ def entry_of(
     steps = tuple(entry.with_beta(float(copies)) for entry in entries if entry is not None)
     result = Shape(tuple(shape), tuple(strides), dtype)
     calls = 0 if plan.calls is None else addressof(plan.calls)
-    left = 0 if plan.turn is None else addressof(plan.turn.left)
-    how = plan.extents, copies, preactivations, derivative, activation, calls, left
+    of_turns = (0, 0) if plan.turn is None else (addressof(plan.turn.own), addressof(turns.job))
+    how = plan.extents, copies, preactivations, derivative, activation, calls, of_turns
     return Entry(plan, shares, plan.workspace, result, temporaries, *how, steps)
 
 

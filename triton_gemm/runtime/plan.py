@@ -52,7 +52,7 @@ class GemmPlan(PlanOfProblem):
     """A selection for one problem on one device, ready to be launched.
 
     first_calls: what it runs on until its kernels are loaded; without it the first call compiles them. calls: of a
-    stand-in those that C++ launches, by which kernels are compiled. turn: when the learner hears of its calls.
+    stand-in those that C++ launches, by which kernels are compiled. turn: how the learner hears of its calls.
     """
 
     index: int
@@ -149,9 +149,13 @@ class GemmPlan(PlanOfProblem):
         if self.temporaries and stream == PER_THREAD and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().synchronize()  # or torch's allocator gives them to any thread's stream
         if self.turn is not None:
-            self.turn.left.value -= 1
-            if self.turn.left.value <= 0:
-                turns.take(self, (a, b, c, auxiliary, alpha, beta), stream)
+            turns.count(self.turn, self.index, stream)
+            if self.turn.own[1]:
+                self.tell(b, stream)
+
+    def tell(self, b: torch.Tensor, stream: int) -> None:
+        """Has the learner hear of a call that was launched, by C++ or by `run`."""
+        turns.tell(self, b, stream)
 
     def _allocate(self, stream: int) -> tuple[torch.Tensor, ...]:
         """Memory that this call needs, after its operands in the order of `names`."""
@@ -275,7 +279,9 @@ def plan_for(
     key = key_of(request, a, b, c, auxiliary)
     found = PLANS.get(key)
     if found is not None:
-        return found.instead or found
+        while found.instead is not None:
+            found = found.instead
+        return found
     problem = request.problem(a, b, c)
     with _planning:  # threads that come with the same new problem share one plan, which is compiled once
         found = PLANS.get(key)

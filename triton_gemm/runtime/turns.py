@@ -1,50 +1,98 @@
-"""Turns: Python hears of a plan again after so many calls, though C++ launches them.
+"""Turns: how the learner hears of calls, and adds launches after them, though C++ launches them.
 
-A plan that has a turn counts its calls down, in C++ by one decrement. At zero C++ leaves one call to Python, and after
-that was launched the learner (`learning`) is told. A plan without a turn costs nothing: that is every plan, unless a
-rule of `use` learns. The learner may name another plan, of the same bits, that calls run on instead.
+A plan that has a turn counts its calls down, in C++ by one decrement, and the learner reads the counts in a thread of
+its own. That thread also names a job: a CUDA graph, which the next call of any such plan on the job's stream launches
+after its own kernels. The learner is told of a call where it must know on what that ran. A plan without a turn costs
+nothing: that is every plan, unless a rule of `use` learns. The learner may name another plan, of the same bits, that
+calls run on instead.
 """
 
 from __future__ import annotations
 
+import ctypes
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from ctypes import c_int64
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
+from ..compat import free_in_children, in_transform, launch_hooks, must_dispatch
+from ..hardware import driver
+from ..hardware.graphs import launch as launch_graph
 from ..selection import generation
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
 
-EVERY = 256  # calls of a plan, after which Python hears of it
+NEVER = 1 << 62  # calls
 
 
 class Turn:
-    """Of a plan. left: calls until Python hears of it, at whose address C++ counts down, too; product: the learner's
-    own."""
+    """Of a plan. own: what C++ has, too: calls until Python takes one, and whether the learner is told of the next;
+    product: the learner's own."""
 
     def __init__(self, product: Any) -> None:
-        self.product, self.count, self.left = product, EVERY, c_int64(EVERY)
+        self.product, self.own, self._read = product, (c_int64 * 2)(NEVER, 0), NEVER
 
-    def again(self, count: int = EVERY) -> int:
-        """Counts down from `count`; how many calls there were since that was begun last."""
-        calls, self.count = self.count - self.left.value, count
-        self.left.value = count
-        return calls
+    def calls(self) -> int:
+        """How many there were since it was asked last."""
+        before, self._read = self._read, self.own[0]
+        return before - self._read
+
+    def ask(self, told: bool) -> None:
+        """Whether the learner is told of the next call of this plan."""
+        self.own[1] = told
+
+    def hand_over(self) -> None:
+        """Has Python take the next calls, which run on the plan that is named instead."""
+        self.own[0] = self._read = 0
+
+
+class Job(ctypes.Structure):
+    """As C++ has it (`compat/cpp/launch.h`)."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("until", "inside", "launched", "device")),
+        *((name, ctypes.c_uint64) for name in ("stream", "graph", "ended", "launch", "record")),
+    )
+
+    def begin(self, device: int, stream: int, graph: int, ended: int) -> None:
+        """Has the next call on that stream launch a graph and record an event. The job before has ended."""
+        self.launch, self.record = driver.address_of("cuGraphLaunch"), driver.address_of("cuEventRecord")
+        self.launched, self.device, self.stream, self.graph, self.ended = -1, device, stream, graph, ended
+        self.until = 1  # the last, as threads look at it first
+
+    def end(self) -> None:
+        """There is none. No thread launches it afterwards."""
+        self.until = -1
+        with _launching:
+            pass
+        while self.inside:
+            time.sleep(0)
+
+    def run(self, device: int, stream: int) -> None:
+        """In Python, of a call that Python has launched."""
+        with _launching:
+            if self.until > 0 and (self.device, self.stream) == (device, stream) and not is_watched():
+                self.until, self.launched = 0, launch_graph(self.graph, self.ended, stream)
 
 
 class Learner(Protocol):
-    def new(self, plan: GemmPlan) -> Any:
-        """What a plan's turn has as its product, or None for a plan that takes no turns."""
+    def new(self, plan: GemmPlan) -> None:
+        """Gives a new plan a turn, if it wants that."""
 
-    def turn(self, plan: GemmPlan, operands: tuple[Any, ...], stream: int) -> None:
-        """Calls of a plan were launched, the last of them on these operands and this stream. It never raises."""
+    def turn(self, plan: GemmPlan, b: torch.Tensor, stream: int) -> None:
+        """A call of a plan was launched, on this second operand and this stream. It never raises."""
 
     def stop(self) -> None:
         """Nothing learns any more: ends what is under way, and gives its memory back."""
 
 
+job = Job(-1, launched=-1)
+_launching = free_in_children(threading.RLock())  # a job, by Python
 make: Callable[[], Learner] | None = None  # set by `learning`, which is above
 active: Callable[[], bool] = bool  # whether a rule learns; set by `functional.routing`, which is above
 counts: Counter[str] = Counter()  # of what was learned, for `report_routing`
@@ -67,20 +115,31 @@ def end() -> None:
 
 def give(plan: GemmPlan) -> None:
     """Gives a new plan a turn, if there is a learner and it wants that."""
-    product = None if _learner is None else _learner.new(plan)
-    if product is not None:
-        plan.turn = Turn(product)
+    if _learner is not None:
+        _learner.new(plan)
 
 
-def take(plan: GemmPlan, operands: tuple[Any, ...], stream: int) -> None:
-    """The turn of a plan has come. operands: as `GemmPlan.run` takes them."""
+def count(turn: Turn, device: int, stream: int) -> None:
+    """Counts a call that Python has launched."""
+    turn.own[0] -= 1
+    if job.until > 0:
+        job.run(device, stream)
+
+
+def is_watched() -> bool:
+    """Whether nothing may be launched beside a call here: under capture, or by whoever watches."""
+    return bool(torch.cuda.is_current_stream_capturing() or must_dispatch() or in_transform() or launch_hooks())
+
+
+def tell(plan: GemmPlan, b: torch.Tensor, stream: int) -> None:
+    """Tells the learner of a call."""
     if _learner is not None and active():
-        _learner.turn(plan, operands, stream)
+        _learner.turn(plan, b, stream)
     elif plan.turn is not None:
-        plan.turn.again()
+        plan.turn.ask(False)
 
 
 def forget() -> None:
     """In a forked child: what its parent was learning is not its own. It learns anew where a rule begins there."""
     global _learner
-    _learner = None
+    _learner, job.until, job.inside = None, -1, 0

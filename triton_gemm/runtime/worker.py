@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.spawn import get_executable
@@ -102,6 +102,21 @@ def python() -> str | None:
     return found if output.strip() == b"%d" % sys.hexversion else None
 
 
+class Question:
+    """A job that is answered by what a function returns in the process, which finds it by its name. answer: None where
+    there is none; error: why, or "" once it is answered; calls: as for a `Compiler`, before all that is compiled."""
+
+    calls = sys.maxsize
+
+    def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
+        self.function, self.arguments = function, arguments
+        self.answer: Any = None
+        self.error: str | None = None
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return partial, (self.function, *self.arguments)  # which alone workers are sent
+
+
 class Worker:
     """One process after another, for one thread. target: what the process is told first, with the hash of Triton's
     files: for `main` the DeviceInfo that plans are made for, and the compute capability that the GPU has. nice: what is
@@ -156,7 +171,7 @@ class Worker:
         assert self.pipe is not None
         try:
             self.pipe.send(job)
-            reply: str | Mapping[Key, MachineCode] = self._receive(limit_s)
+            reply: Any = self._receive(limit_s)
         except TimeoutError:
             self.end()
             return f"compiling takes more than {limit_s:g} s"
@@ -173,7 +188,10 @@ class Worker:
             raise LostError(error_line(error)) from None
         if isinstance(reply, str):
             return reply
-        self.on_made(reply)
+        if isinstance(job, Question):
+            job.answer = reply
+        else:
+            self.on_made(reply)
         return None
 
     def close(self) -> None:
@@ -240,9 +258,9 @@ def _launched(command: Sequence[str]) -> tuple[Connection[Any, Any], subprocess.
 
 
 def main(pipe: Connection[Any, Any]) -> None:
-    """The worker: takes a target and then jobs, problems with a selection each, and answers with the machine code of
-    each, or why it could not be compiled. It ends when the other end is closed, as it is when the process there has
-    been killed."""
+    """The worker: takes a target and then jobs, problems with a selection each or functions to call, and answers with
+    the machine code or the result of each, or why there is none. It ends when the other end is closed, as it is when
+    the process there has been killed."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what runs here, ptxas too, finds nothing to read
     asked: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, asked), daemon=True).start()
@@ -252,7 +270,7 @@ def main(pipe: Connection[Any, Any]) -> None:
     with suppress(BrokenPipeError), compiling_for(capability):
         pipe.send(READY)
         while True:
-            pipe.send(_compiled(device, *asked.get()))
+            pipe.send(_done(device, asked.get()))
 
 
 def _listen(pipe: Connection[Any, Any], asked: SimpleQueue[Any]) -> None:
@@ -266,13 +284,17 @@ def _listen(pipe: Connection[Any, Any], asked: SimpleQueue[Any]) -> None:
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _compiled(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> str | dict[Key, MachineCode]:
+def _done(device: DeviceInfo, job: Any) -> Any:
     try:
-        made = launches_on(device, problem, selection)
-        operands = operands_of(problem, made)
-        return {
-            (device.capability, identity(launch, operands)): machine_code(compiled(launch, operands, SCALARS))
-            for launch in made
-        }
+        return job() if callable(job) else _compiled(device, *job)
     except Exception as error:
         return error_line(error)
+
+
+def _compiled(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> dict[Key, MachineCode]:
+    made = launches_on(device, problem, selection)
+    operands = operands_of(problem, made)
+    return {
+        (device.capability, identity(launch, operands)): machine_code(compiled(launch, operands, SCALARS))
+        for launch in made
+    }

@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -110,11 +111,6 @@ inline bool is_outdated(const Entry& entry, const Call& call) {
          is_captured(*state.driver, stream_of(call.device()));
 }
 
-// Whether Python is to take this call, after which it lets C++ launch so many again.
-inline bool is_due(const Entry& entry) {
-  return entry.left != nullptr && __atomic_sub_fetch(entry.left, 1, __ATOMIC_RELAXED) < 0;
-}
-
 // The entry of a call whose `read` adds all that it is, or null for what Python must take: also what a hook
 // on launches wants to see, and memory that a stream of each thread would have to wait for. Throws what
 // Python raises.
@@ -131,8 +127,11 @@ std::shared_ptr<const Entry> entry_of(const Table& table, Call& call, const Read
   if (call.given && (overlaps(*found, call) || (!call.dispatched && call.operands[2]->is_inference())))
     return nullptr;
   if (!found->temporaries.empty() && stream_of(call.device()) == CU_STREAM_PER_THREAD) return nullptr;
-  return any_hooks() || is_due(*found) ? nullptr : found;
+  return any_hooks() || found->turns.take_one() ? nullptr : found;
 }
+
+// Tells Python of a call that was launched, with its second operand. Throws what Python raises.
+void tell(const Entry& entry, const at::Tensor& b, CUstream stream);
 
 inline at::Tensor make(const Shape& shape, c10::Device device) {
   const auto dtype = static_cast<at::ScalarType>(shape.dtype);
@@ -180,6 +179,9 @@ inline at::Tensor run(const Entry& entry, const Call& call,
   if (entry.calls != nullptr) __atomic_fetch_add(entry.calls, 1, __ATOMIC_RELAXED);
   for (const Step& step : entry.steps)
     launch(step, *state.driver, stream, device.index(), addresses, call.alpha);
+  if (entry.turns.job != nullptr && entry.turns.job->waits() && !at::hasCallbacks())
+    entry.turns.job->count(*state.driver, device.index(), stream);
+  if (entry.turns.tell_one()) tell(entry, *call.operands[1], stream);
   if (preactivations != nullptr) preactivations->insert(preactivations->end(), before.begin(), before.end());
   return result;
 }

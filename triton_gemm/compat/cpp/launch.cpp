@@ -82,6 +82,22 @@ bool is_captured(const Driver& driver, CUstream stream) {
   return driver.is_capturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+void Job::count(const Driver& driver, int of_device, CUstream of) {
+  __atomic_fetch_add(&inside, 1, __ATOMIC_SEQ_CST);  // from here on Python changes nothing but `until`
+  if (__atomic_load_n(&until, __ATOMIC_SEQ_CST) > 0 && device == of_device && stream == of &&
+      __atomic_sub_fetch(&until, 1, __ATOMIC_SEQ_CST) == 0) {
+    if (is_captured(driver, of)) {
+      int64_t taken = 0;  // and not withdrawn meanwhile
+      __atomic_compare_exchange_n(&until, &taken, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    } else {
+      CUresult error = launch(graph, of);
+      if (error == CUDA_SUCCESS) error = record(ended, of);
+      __atomic_store_n(&launched, error, __ATOMIC_RELEASE);
+    }
+  }
+  __atomic_sub_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+}
+
 std::optional<Workspace> Workspaces::find(const Driver& driver, int device, CUstream stream,
                                           uint64_t bytes) const {
   if (is_captured(driver, stream)) return std::nullopt;

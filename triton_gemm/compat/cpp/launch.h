@@ -65,6 +65,25 @@ void launch(const Step& step, const Driver& driver, CUstream stream, int device,
 // Whether launches on the stream are recorded, or may be.
 bool is_captured(const Driver& driver, CUstream stream);
 
+// A CUDA graph that is launched once, after a call: a sample of what the learner races. Python has such a
+// record
+// (`runtime.turns.Job`), and changes all but `inside` where no thread may be launching it.
+struct Job {
+  int64_t until;   // calls on the stream until it is launched; 0: a thread has taken it; less: there is none
+  int64_t inside;  // threads that may be launching it
+  int64_t launched;  // the driver's error, once it is launched; before less than 0
+  int64_t device;
+  CUstream stream;
+  CUgraphExec graph;
+  CUevent ended;
+  CUresult (*launch)(CUgraphExec, CUstream);
+  CUresult (*record)(CUevent, CUstream);
+
+  bool waits() const { return __atomic_load_n(&until, __ATOMIC_ACQUIRE) > 0; }
+  // A call was launched on that stream. A stream that is captured is left alone.
+  void count(const Driver& driver, int of_device, CUstream of);
+};
+
 // Memory that launches of one stream share, for split-K.
 struct Workspace {
   std::array<uint64_t, 2> addresses;  // of partial sums, and of counters

@@ -69,7 +69,8 @@ inline std::shared_ptr<const Entry> parse_entry(py::handle given, int operands) 
   }
   entry->owner = kept(given.attr("plan"));
   entry->calls = reinterpret_cast<int64_t*>(field<uint64_t>(given, "calls"));
-  entry->left = reinterpret_cast<int64_t*>(field<uint64_t>(given, "left"));
+  const auto turns = field<std::array<uint64_t, 2>>(given, "turns");
+  entry->turns = {reinterpret_cast<int64_t*>(turns[0]), reinterpret_cast<Job*>(turns[1])};
   entry->stand_ins = state.stand_ins.load(std::memory_order_acquire);
   return entry;
 }

@@ -182,6 +182,16 @@ int64_t policy_here(bool add) {
   return policy.is_none() ? 0 : of_python.numbers.of(policy, add);
 }
 
+void tell(const Entry& entry, const at::Tensor& b, CUstream stream) {
+  const py::gil_scoped_acquire gil;
+  try {
+    py::handle(static_cast<PyObject*>(entry.owner.get())).attr("tell")(b, reinterpret_cast<uint64_t>(stream));
+  } catch (py::error_already_set& error) {
+    error.restore();
+    throw_python();
+  }
+}
+
 at::Tensor decide(PyObject* python, const c10::OperatorHandle& handle, const c10::IValue* arguments,
                   int positional) {
   const py::gil_scoped_acquire gil;

@@ -44,6 +44,18 @@ enum class Derivative { kNone, kProduct, kLinear };
 // What is applied to the product, where C++ has its derivative.
 enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu };
 
+// Of a plan that takes turns: Python changes these numbers, too, while threads count calls. A call that is
+// lost or counted twice does no harm.
+struct Turns {
+  int64_t* own = nullptr;  // calls until Python takes one; not 0: Python is told of the next
+  Job* job = nullptr;      // of all plans
+
+  // Whether Python is to take this call, as it may run on another plan.
+  bool take_one() const { return own != nullptr && __atomic_sub_fetch(own, 1, __ATOMIC_RELAXED) < 0; }
+  // Whether Python is to be told of this call, which was launched.
+  bool tell_one() const { return own != nullptr && __atomic_load_n(own + 1, __ATOMIC_RELAXED) != 0; }
+};
+
 // What a cached call launches.
 struct Entry {
   Shape result;  // of a call without `out`
@@ -56,10 +68,10 @@ struct Entry {
   Derivative derivative;
   Activation activation;
   std::vector<Step> steps;
-  std::shared_ptr<void> owner;  // of the kernels, of `calls` and of `left`
+  std::shared_ptr<void> owner;  // Python's plan, which has the kernels, `calls` and its own `turns`
   int64_t* calls = nullptr;     // counts the launches of a stand-in; null: these are the call's own kernels
-  int64_t* left = nullptr;      // calls until Python takes one; null: it takes none
-  int64_t stand_ins = 0;        // `State::stand_ins` when a stand-in was kept
+  Turns turns;
+  int64_t stand_ins = 0;  // `State::stand_ins` when a stand-in was kept
 };
 
 // Calls by key, at most `capacity`: the oldest is given up first. Threads may share it. A forked child finds
