@@ -129,7 +129,7 @@ def _tile(exercise: Any, solution: Any) -> None:
     if any(not isinstance(x, int) or x < 16 or x & (x - 1) for x in (m, n, k)):
         raise WrongError(f"the tile is {m} x {n} x {k}; Triton takes powers of two, and `tl.dot` 16 at least.")
     gpu, config = named_device("a100"), TileConfig(m, n, k, exercise.NUM_WARPS, exercise.NUM_STAGES)
-    why = config.illegal(gpu, 4, 4, tensor_cores=False)
+    why = config.illegal(gpu, 4, 4, tensor_cores=False, buffers=config.buffers(gpu.capability))
     if why is not None:
         raise WrongError(f"a tile of {m} x {n} x {k} does not fit: {why}.")
     M, N, K = max(m, 64), max(n, 64), max(k, 32)
