@@ -142,7 +142,7 @@ def by_power(records: Sequence[Record]) -> dict[tuple[str | None, str], float]:
     """By GPU and precision the TFLOPS of the fastest product that was measured, where the power limit lowered its
     clock."""
     found: dict[tuple[str | None, str], tuple[float, bool]] = {}
-    for record, problem in ((record, problem) for record in records for problem in record.problems.values()):
+    for record, problem in ((of, problem) for of in records for problem in of.problems.values()):
         key = gpu_of(record), {"fp16": "half", "bf16": "half"}.get(problem.mode, problem.mode)
         fastest = max(filter(None, map(problem.tflops, problem.providers)), default=0.0)
         found[key] = max(found.get(key, (0.0, False)), (fastest, problem.clocks_after.by_power))
@@ -305,7 +305,8 @@ def explored() -> Explored:
 
     def best(kernel: str, gpu: str, shape: tuple[int, int, int]) -> list[int]:
         """Places of the fastest choices, of equal ones those that least depend on memory or power."""
-        times = {point: predicted(shape, kernel, gpu, *point) for point in itertools.product(*map(AXES.get, CHOICES))}
+        points = itertools.product(*(AXES[axis] for axis in CHOICES))
+        times = {point: predicted(shape, kernel, gpu, *point) for point in points}
         least = min((time or float("inf"), us, point) for point, (time, _, us) in times.items())
         return [AXES[axis].index(choice) for axis, choice in zip(CHOICES, least[2], strict=True)]
 

@@ -27,12 +27,16 @@ from triton_gemm.ladder import LADDER, Rung
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 NO_TUNING = "No tuning is committed yet; `make report ARGS=--tuning` on a GPU makes one."
+TUNED = (
+    "The tuner times the kernel alone, on clocks as they come. *Measured* is the whole rung, with what it does to its "
+    "operands first, in turns with cuBLAS on settled clocks: the two differ."
+)
 NOT_COUNTED = "No counters are committed yet; `make report ARGS=--counters` on a GPU with Nsight Compute makes them."
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 GPU = "H100"  # that README shows
 PAGE = environment.ROOT / "docs" / "ladder.md"
 RUNG_PAGES = environment.ROOT / "docs" / "ladder"
-HEADER_OF_A_SECTION = ("Changes", "Why", "Predicts", "Requires")
+HEADER_OF_A_SECTION = ("Changes", "Why", "Requires")
 
 Block = Callable[[Results, Path], str]
 
@@ -64,10 +68,14 @@ def _rung(rung: Rung, results: Results, folder: Path) -> str:
     lines += [pictures.shown(name, folder) for name in pictures.of(rung.id)]
     lines += filter(None, [rung_diff.difference(rung), rung_diff.whole(rung, every)])
     measured = [line for record in results.records for line in _measured(rung, record)]
+    over = f"times as fast as {rung.predicted[0]}" if rung.predicted else "TFLOPS, at 4096 x 4096 x 4096"
+    lines.append(f"<details><summary>Guess first: how many {over}? What was predicted, and what came out</summary>")
+    lines.append(f"**Predicted** {rung.header['Predicts']}")
     lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
     lines += [f"**Came out** {rung.header['Came out']}"] if "Came out" in rung.header else []
-    lines += [f"**Tuning** {rung.header['Tuning']}"]
-    lines += [line for record in results.records for line in _tuned(rung, record, folder)]
+    lines += ["</details>", f"**Tuning** {rung.header['Tuning']}"]
+    tuned = [line for record in results.records for line in _tuned(rung, record, folder)]
+    lines += ["<details><summary>What the tuner timed</summary>", TUNED, *tuned, "</details>"] if tuned else []
     lines.append(f"**Bound by** {rung.header['Bound by']}")
     lines += [line for record in results.records for line in _counted(rung, record)]
     lines.append(f"**Next** {rung.header['Next']}")

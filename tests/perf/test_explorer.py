@@ -267,6 +267,8 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
       parent.postMessage(JSON.stringify({ before, after: element("verdict").textContent, width: innerWidth,
         wide: document.documentElement.scrollWidth, top: box.top, bottom: box.bottom, height: innerHeight, y: scrollY,
         text: slider.getAttribute("aria-valuetext"), hash: location.hash,
+        hidden: element("measured").scrollWidth - element("measured").parentNode.clientWidth,
+        bars: [...document.querySelectorAll("#num_stages .bars div")].map((bar) => bar.innerText),
         dark: getComputedStyle(document.body).backgroundColor }), "*");"""
     page, dark = explorer.page(found), "--blink-settings=preferredColorScheme=0"
     text = opened(page, tmp_path, "#k06-128x64x16-4-3", dark, script=script, width=390)
@@ -275,7 +277,15 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
     assert "47 TFLOPS measured, kernel alone." in seen["before"] and "bound by issue slots" in seen["before"]
     assert seen["hash"] == "#k06-128x64x16-4-4-8-h200-4096x4096x4096" and seen["text"] == "4"
     assert "47.2 TFLOPS measured" in seen["after"]
-    assert seen["wide"] <= seen["width"] == 390  # nothing to scroll sideways
+    assert seen["wide"] <= seen["width"] == 390 and seen["hidden"] <= 0  # nothing to scroll sideways
+    where = {
+        "kernel": "k06",
+        "gpu": "h200",
+        "shape": SQUARE,
+        **dict(zip(explorer.CHOICES, (128, 64, 16, 4, 4), strict=True)),
+    }
+    times = [found.at("time", **{**where, "num_stages": n}) for n in explorer.AXES["num_stages"]]
+    assert seen["bars"] == [f"{time:.3g}" if time < 1000 else f"{float(f'{time:.3g}'):.0f}" for time in times]
     assert seen["y"] > 100 and 0 <= seen["top"] < seen["bottom"] < seen["height"] / 3
     assert max(map(int, re.findall(r"\d+", seen["dark"]))) < 64
     assert '<div id="verdict" role="status" aria-live="polite"' in page

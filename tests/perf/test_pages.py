@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,11 @@ def test_pages_and_pictures_are_made_again_and_say_when_the_sources_changed(
     assert pages.stale() == []
     first.unlink()
     assert pages.stale() == [first]
+
+
+@pytest.mark.parametrize("page", sorted(blocks.RUNG_PAGES.glob("k*.md")), ids=lambda page: page.stem)
+def test_a_reader_can_guess_before_the_answer(page: Path) -> None:
+    """Predictions, speeds and factors are folded."""
+    shown = re.sub(r"<details>.*?</details>", "", page.read_text(), flags=re.DOTALL)
+    assert "**Why**" in shown and "TFLOPS at" not in shown and "predicted" not in shown.lower()
+    assert not re.search(r"\*\*(Predict|Measured|Came out)", shown)

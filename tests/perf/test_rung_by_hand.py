@@ -206,3 +206,12 @@ def test_without_the_repository_one_sentence_says_so(other: bool, tmp_path: Path
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "error: rungs are run and measured by the repository's `perf`, which is not installed" in done.stderr
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def lacks_rich(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'rich'", name="rich")
+
+    monkeypatch.setattr(command.importlib, "import_module", lacks_rich)
+    assert command.main(["k06", "--config", "128x64x16,4,3"]) == 1
+    assert capsys.readouterr().err == "error: No module named 'rich': pip install rich\n"

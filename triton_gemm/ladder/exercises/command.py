@@ -22,7 +22,7 @@ Thirteen kernels with one hole each. They run in seconds and without a GPU, in T
 
   {PROGRAM} start         copies them into ./{FOLDER}
   {PROGRAM} check 1       says what is wrong with the first, or that it is solved
-  {PROGRAM} hint 1        the first hint for it; `hint 1 2` is the second
+  {PROGRAM} hint 1        the first hint for it; `hint 1 --number 2` is the second
   {PROGRAM} solution 1    the lines that fill the hole
   {PROGRAM}               lists them, and says which are solved
   {PROGRAM} check --json  the same as JSON, for grading: number, name, title, solved, and what is wrong
@@ -38,14 +38,14 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
         "what", nargs="?", default="list", choices=("list", "start", "check", "hint", "solution"), help="default: list"
     )
     parser.add_argument("numbers", nargs="*", type=int, metavar="N", help="of exercises; `check` without checks all")
+    parser.add_argument("--number", type=int, default=1, metavar="I", help="which hint, default 1")
     parser.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"where they are, default ./{FOLDER}")
     parser.add_argument("--json", action="store_true", help="of `check` and `list`: print JSON")
     given = parser.parse_args(arguments)
-    first = given.numbers[:1] if given.what == "hint" else given.numbers
-    for number in first:
+    for number in given.numbers:
         if not 1 <= number <= len(EXERCISES):
             parser.error(f"there are exercises 1 to {len(EXERCISES)}, and no {number}")
-    chosen = [EXERCISES[number - 1] for number in first] or list(EXERCISES)
+    chosen = [EXERCISES[number - 1] for number in given.numbers] or list(EXERCISES)
     try:
         if given.what == "start":
             return _start(chosen, given.folder)
@@ -53,9 +53,9 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
     except OSError as error:  # not a folder, or one that may not be looked into
         parser.error(f"{error.filename}: {error.strerror}")
     if given.what in ("hint", "solution"):
-        if not first:
+        if not given.numbers:
             parser.error(f"{given.what} wants an exercise's number, as in `{given.what} 1`")
-        return _help(parser, given.what, chosen, given.numbers[1:])
+        return _help(parser, given.what, chosen, given.number)
     if given.what == "check" and not is_there:
         parser.error(f"there is no folder {given.folder}; `{PROGRAM} start` makes it, --folder names another")
     try:
@@ -81,16 +81,17 @@ def _start(chosen: Sequence[Exercise], folder: Path) -> int:
     return 0
 
 
-def _help(parser: argparse.ArgumentParser, what: str, chosen: Sequence[Exercise], numbers: Sequence[int]) -> int:
+def _help(parser: argparse.ArgumentParser, what: str, chosen: Sequence[Exercise], number: int) -> int:
     for exercise in chosen:
         if what == "solution":
             print(exercise.solution, end="")
             continue
-        number, count = (numbers or [1])[0], len(exercise.hints)
+        count = len(exercise.hints)
         if not 1 <= number <= count:
             parser.error(f"exercise {exercise.number} has hints 1 to {count}, and no {number}")
-        last = "`solution` is next" if number == count else f"next: hint {exercise.number} {number + 1}"
-        print(f"Hint {number} of {count}: {exercise.hints[number - 1]} ({last})")
+        last = "`solution` is next" if number == count else f"next: hint {exercise.number} --number {number + 1}"
+        of = f", exercise {exercise.number}" * (len(chosen) > 1)
+        print(f"Hint {number} of {count}{of}: {exercise.hints[number - 1]} ({last})")
     return 0
 
 

@@ -19,7 +19,8 @@ def told(error: BaseException, path: Path | None = None) -> str:
         error = error.__cause__
     if isinstance(error, WrongError):
         return str(error)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    file = path and path.resolve()
+    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).resolve() == file]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
     where = f"line {lines[-1]}: " if lines else ""
