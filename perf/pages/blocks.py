@@ -15,6 +15,7 @@ from perf.common import formats
 from perf.ladder import autotuner, counted, published, report_page, views
 from perf.ladder import tables as ladder_tables
 from perf.ladder.drawings import pictures
+from perf.ladder.player import PLAYED
 from perf.ladder.record import Record
 from perf.ladder.rungs_and_twins import MODES
 from perf.measure import environment
@@ -66,6 +67,7 @@ def _rung(rung: Rung, results: Results, folder: Path) -> str:
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
     every = f"{_link(PAGE, folder)}#what-every-kernel-has"
     lines += [pictures.shown(name, folder) for name in pictures.of(rung.id)]
+    lines += [f"To play it: `build/player.html#{rung.id}`, which `make explore` writes."] if rung.id in PLAYED else []
     lines += filter(None, [rung_diff.difference(rung), rung_diff.whole(rung, every)])
     measured = [line for record in results.records for line in _measured(rung, record)]
     over = f"times as fast as {rung.predicted[0]}" if rung.predicted else "TFLOPS, at 4096 x 4096 x 4096"

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support import notebooks
 
-
 # What is counted, in the order of the questions.
 COUNTED = [32, 1, 4, 32, 0.48, 9.6, 6, 2, 4.0, 8.0, 16.0, '"a[0, 45]"', 208, 17, 84, 4, 84]
 

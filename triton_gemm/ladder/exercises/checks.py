@@ -21,7 +21,7 @@ import torch
 from ...config import TileConfig
 from ...hardware.gpus import named_device
 from . import EXERCISES, SOLUTIONS, Exercise, ring
-from .questions import equals_product, make_operands, same_bits, stored_tiles, told, traced, with_solution
+from .questions import RUNS, equals_product, make_operands, same_bits, stored_tiles, told, traced, with_solution
 from .trace import HALO, Access, Trace, WrongError, matrix, named
 
 LIMIT_S = 60
@@ -30,7 +30,9 @@ CHECKS: dict[str, Callable[[Any, Any], None]] = {}
 
 
 def check(exercise: Exercise, path: Path) -> str | None:
-    """What is wrong with an exercise's file, in a sentence, or None. A file that runs for a minute is ended."""
+    """What is wrong with an exercise's file, in a sentence, or None. A file that runs for a minute is ended. RUNS has
+    what it did."""
+    RUNS.clear()
     try:
         with _limited():
             CHECKS[exercise.name](_module(path), _solution(exercise))
@@ -372,7 +374,8 @@ def _swizzle(exercise: Any, solution: Any) -> None:
 def _ring(exercise: Any, solution: Any) -> None:
     a, b = matrix(ring.BLOCK, 8 * ring.BLOCK, torch.float16), matrix(8 * ring.BLOCK, ring.BLOCK, torch.float16)
     for first in ("load", "multiply"):
-        c = ring.simulate(Path(exercise.__file__), a, b, first)
+        RUNS.append([])
+        c = ring.simulate(Path(exercise.__file__), a, b, first, RUNS[-1])
         if not same_bits(c, ring.simulate(Path(solution.__file__), a, b, first)).all():
             raise WrongError("C is wrong: it lacks k-tiles, or has some twice.")
 

@@ -22,6 +22,7 @@ Thirteen kernels with one hole each. They run in seconds and without a GPU, in T
 
   {PROGRAM} start         copies them into ./{FOLDER}
   {PROGRAM} check 1       says what is wrong with the first, or that it is solved
+  {PROGRAM} check 1 --show  also writes a page that plays what your kernel does, step by step
   {PROGRAM} hint 1        the first hint for it; `hint 1 --number 2` is the second
   {PROGRAM} solution 1    the lines that fill the hole
   {PROGRAM}               lists them, and says which are solved
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
     parser.add_argument("--number", type=int, default=1, metavar="I", help="which hint, default 1")
     parser.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"where they are, default ./{FOLDER}")
     parser.add_argument("--json", action="store_true", help="of `check` and `list`: print JSON")
+    parser.add_argument("--show", action="store_true", help="of `check`: write a page that plays what each file does")
     given = parser.parse_args(arguments)
     for number in given.numbers:
         if not 1 <= number <= len(EXERCISES):
@@ -61,7 +63,7 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
     try:
         if not INTERPRETED and is_there:
             return _interpreted(arguments)
-        return _check(chosen, given.folder, listing=given.what == "list", as_json=given.json)
+        return _check(chosen, given.folder, listing=given.what == "list", as_json=given.json, show=given.show)
     except KeyboardInterrupt:  # in both processes
         if INTERPRETED:
             print("error: interrupted", file=sys.stderr)
@@ -104,11 +106,12 @@ def _interpreted(arguments: Sequence[str]) -> int:
     return subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}).returncode
 
 
-def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: bool) -> int:
-    """A line for each exercise, and what is wrong with it; `listing` checks those alone that were changed."""
+def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: bool, show: bool) -> int:
+    """A line for each exercise, and what is wrong with it; `listing` checks those alone that were changed, and `show`
+    writes a page that plays each."""
     found = []
     for exercise in chosen:
-        path, text, wrong = _file(exercise, folder), None, None
+        path, text, wrong, says = _file(exercise, folder), None, None, None
         try:
             text = path.read_text("utf-8", "replace")  # Python says what is wrong with another encoding
             wrong = "to do" if text == exercise.unfilled else None
@@ -131,6 +134,8 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
             print(f"{exercise.number:>2} {exercise.title}")
             if folder.is_dir():
                 print(f"     {wrong or 'solved'}", flush=True)
+        if show and text is not None and not (listing and wrong):
+            print(f"     {_shown(exercise, path, says)}", file=sys.stderr if as_json else sys.stdout)
     unsolved = sum(not one["solved"] for one in found)
     if as_json:
         print(json.dumps(found, indent=1))
@@ -139,6 +144,18 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
     if not as_json and not folder.is_dir():
         print(f"`{PROGRAM} start` copies them into ./{folder}; --help says more.")
     return 0 if listing else int(unsolved > 0)
+
+
+def _shown(exercise: Exercise, path: Path, wrong: str | None) -> str:
+    """Writes the page that plays what a file did when it was checked."""
+    from .player import of_run, page
+    from .questions import RUNS
+
+    if not RUNS or not (RUNS[-1] if isinstance(RUNS[-1], list) else RUNS[-1].accesses):
+        return "nothing to show: no kernel ran"
+    made = path.with_suffix(".html")
+    made.write_text(page([of_run(exercise.name, exercise.title, RUNS[-1], wrong)]), "utf-8")
+    return f"{made} plays it: open it in a browser"
 
 
 def _file(exercise: Exercise, folder: Path) -> Path:

@@ -12,6 +12,8 @@ import torch
 
 from .trace import Trace, WrongError, by_kernels, matrix
 
+RUNS: list[Any] = []  # what the file that is checked did: traces, or the ring's events
+
 
 def told(error: BaseException, path: Path | None = None) -> str:
     """A sentence from what a check raised; the interpreter wraps what a kernel did."""
@@ -57,6 +59,7 @@ def traced(
     outside: advice for an operand's element that is none, by name, row and column; errors: for errors with a word.
     """
     trace = Trace(**operands)
+    RUNS.append(trace)
     trace.outside = outside
     with by_kernels(**operands):
         try:
