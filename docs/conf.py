@@ -26,6 +26,7 @@ MENU = {
     "Make it fast": ["choosing", "tuning", "tables", "bits"],
     "Learn": [
         "ladder",
+        "ladder/limits",
         "ladder/k*",
         "ladder/results",
         "exercises",

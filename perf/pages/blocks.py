@@ -22,7 +22,7 @@ from perf.measure import environment
 from perf.measure.providers import CUBLAS
 from perf.models import tables as model_tables
 from perf.models.zoo import FIRST_MINUTE
-from perf.pages import architecture, exercises, rung_diff, speed_map, summary
+from perf.pages import architecture, exercises, limits, rung_diff, speed_map, summary
 from perf.pages.results import KINDS, Results
 from triton_gemm.ladder import LADDER, Rung
 
@@ -92,7 +92,8 @@ def _page(rung: Rung, folder: Path) -> str:
 def _neighbours(rung: Rung, folder: Path) -> str:
     """Links to the ladder, the rung before and the rung after."""
     place = LADDER.index(rung)
-    before = [f"before it {_page(LADDER[place - 1], folder)}"] if place else []
+    first = f"[page 0]({_link(RUNG_PAGES / 'limits.md', folder)}), how fast could it be"
+    before = [f"before it {_page(LADDER[place - 1], folder) if place else first}"]
     after = [f"after it {_page(one, folder)}" for one in LADDER[place + 1 : place + 2]]
     return ", ".join([f"[The ladder]({_link(PAGE, folder)})", *before, *after]) + "."
 
@@ -360,6 +361,7 @@ def _of_kind(name: str, results: Results, folder: Path) -> str:
 
 BLOCKS: dict[str, Block] = {
     **{rung.id: partial(_rung, rung) for rung in LADDER},
+    **limits.BLOCKS,
     "picture": lambda results, folder: (
         _picture(results.latest, "ladder.png", "The ladder", folder) if results.latest else NOTHING
     ),
