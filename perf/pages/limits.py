@@ -64,7 +64,7 @@ def occupancy(results: Results, folder: Path) -> str:
             prediction.THREADS_PER_SM[HOPPER] // threads,
         )
         assert min(by) == row.blocks_per_sm
-        cells = (row.registers, row.shared // 2**10, threads, *by, f"**{min(by)}**")
+        cells = (row.registers, row.shared // 2**10, threads, *by, min(by))
         rows.append([f"{name}, {row.config}", *cells])
     columns = ["rung; tile, warps, stages", "registers", "shared KiB", "threads"]
     return formats.table([*columns, "by registers", "by shared memory", "by threads", "programs"], rows)
