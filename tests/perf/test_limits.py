@@ -10,11 +10,11 @@ import pytest
 from perf.common import formats
 from perf.ladder.drawings import traces
 from perf.measure import roofline
-from perf.pages import blocks, limits
+from perf.pages import limits, rung_page
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.ladder import LADDER
 
-PAGE = blocks.RUNG_PAGES / "limits.md"
+PAGE = rung_page.RUNG_PAGES / "limits.md"
 ROOT = Path(__file__).parents[2]
 HOPPER = (9, 0)
 
@@ -46,7 +46,7 @@ def test_peaks_of_pages_and_kernels_are_those_of_page_0(mode: str) -> None:
 def test_no_page_names_another_peak() -> None:
     known = {formats.number(limits.peak(named_device(gpu), mode)) for gpu in limits.GPUS for mode in limits.MODES}
     texts = [
-        path.read_text() for path in (ROOT / "README.md", *blocks.RUNG_PAGES.glob("*.md"), ROOT / "docs/ladder.md")
+        path.read_text() for path in (ROOT / "README.md", *rung_page.RUNG_PAGES.glob("*.md"), ROOT / "docs/ladder.md")
     ]
     texts += [str(rung.header) for rung in LADDER]
     named = re.findall(r"(?:units' |peak of |peak is )(\d[\d.,]*) TFLOPS", " ".join(texts))

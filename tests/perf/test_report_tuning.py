@@ -19,7 +19,7 @@ from perf.measure import environment
 from perf.measure.environment import Environment
 from perf.measure.operands import Problem
 from perf.measure.roofline import HOPPERS_L2_SHARE, TYPICAL, clock
-from perf.pages import blocks
+from perf.pages import rung_page
 from perf.pages.results import Results
 from tests.support.kernel_mutants import RUNGS
 from tests.support.report_records import OPTIONS, SURROUNDINGS, block, committed_record, figures_of
@@ -266,7 +266,7 @@ def test_what_is_not_known_is_not_told(record: Record) -> None:
     told = autotuner.says(found)
     assert not any(words in told for words in ("prediction", "one parameter changed", "failed"))
     results = Results([record], [])
-    assert told in block("k08", results) and blocks.NOTHING in block("k08", results)
+    assert told in block("k08", results) and rung_page.NOTHING in block("k08", results)
     assert "tuning-k09.png" not in block("k09", results)
 
 
