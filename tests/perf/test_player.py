@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from perf.ladder import player
 from perf.ladder.drawings import pictures, replay, traces
-from tests.perf.test_explorer import BROWSER
+from tests.perf.test_explorer import BROWSER, opened
 from triton_gemm.ladder.exercises.player import page, rectangles
 
 
@@ -89,13 +88,8 @@ def test_it_plays_by_keyboard_on_a_phone_in_the_dark(scenes: dict[str, Any], nam
         parent.postMessage(JSON.stringify(seen), "*");
       }, 3000);
     </script></html>"""
-    (tmp_path / "page.html").write_text(text.replace("</html>", script))
-    frame = f'<iframe width="390" height="700" style="border: 0" src="page.html#{name}"></iframe>'
-    path = tmp_path / "frame.html"
-    path.write_text(f"<script>onmessage = (event) => {{ document.title = event.data; }}</script>{frame}")
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000"]
-    command += ["--blink-settings=preferredColorScheme=0", "--dump-dom", path.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    dark = "--blink-settings=preferredColorScheme=0"
+    shown = opened(text.replace("</html>", script), tmp_path, f"#{name}", dark, width=390)
     seen = json.loads(re.findall(r"<title>(.*?)</title>", shown)[0])
     assert (seen["first"], seen["one"], seen["chosen"]) == (0, 1, name) and seen["playing"] > 3
     assert seen["wide"] <= seen["width"] == 390 and seen["more"] > seen["rects"]
