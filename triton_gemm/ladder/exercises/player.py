@@ -177,7 +177,7 @@ def _of_pipeline(name: str, title: str, trace: Trace, wrong: str | None, **more:
 
 def _of_ring(name: str, title: str, events: Sequence[Any], wrong: str | None, **more: Any) -> Scene:
     """Exercise 13: events are (role, what, slot, k-tile), of which each takes a moment."""
-    slots = 1 + max((slot for _, _, slot, _ in events), default=0)
+    slots = 1 + max([2, *(slot for _, _, slot, _ in events)])
     lanes = ["load", "multiply", *(f"slot {i}" for i in range(slots))]
     bars: list[list[Any]] = []
     held: dict[int, list[Any]] = {}  # what a slot has at the moment
