@@ -135,10 +135,11 @@ bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='squa
 	$(call need,torch triton numpy rich)
 	@'$(PY)' -m perf.bench $(or $(ARGS),all)
 
-explore: $(READY) ## write two pages to play with: what tiles cost on six GPUs, and a guess against the cost model
-	$(call need,torch triton rich matplotlib)
+explore: $(READY) ## write three pages to play with: what tiles cost on six GPUs, what kernels do in time, a guess against the cost model
+	$(call need,torch triton numpy rich matplotlib pytest)
 	@'$(PY)' -m perf.ladder.explorer $(ARGS)
 	@'$(PY)' -m perf.ladder.picker
+	@'$(PY)' -m perf.ladder.player
 
 # The interpreter is chosen when triton is imported, so its tests run in processes of their own.
 # With ARGS (-k, -m) a group may have nothing to run; without, that is an error.
@@ -213,6 +214,7 @@ docs: $(READY) ## build the site of these documents, in build/site; a warning is
 	@'$(PY)' -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -c docs -d build/site-cache . build/site $(ARGS)
 	@'$(PY)' -m perf.ladder.explorer --out build/site/explorer.html
 	@'$(PY)' -m perf.ladder.picker --out build/site/picker.html
+	@'$(PY)' -m perf.ladder.player --out build/site/player.html
 	@echo "The site: build/site/index.html"
 
 format: $(READY) ## rewrite the sources as ruff and clang-format want them

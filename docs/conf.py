@@ -26,6 +26,7 @@ MENU = {
     "Make it fast": ["choosing", "tuning", "tables", "bits"],
     "Learn": [
         "ladder",
+        "ladder/limits",
         "ladder/k*",
         "ladder/results",
         "exercises",
@@ -46,7 +47,7 @@ MENU = {
     "Reference": ["api", "cli", "What the wheel holds <package>", "../CHANGELOG"],
     "Contribute": ["../CONTRIBUTING", "adding-a-kernel", "adding-a-rung", "../tests/README", "log", "release"],
 }
-INTERACTIVE = {"explorer": "Explorer", "picker": "Beat the picker"}  # by `perf.ladder`, each one file
+INTERACTIVE = {"explorer": "Explorer", "player": "Player", "picker": "Beat the picker"}  # files of `perf.ladder`
 LINK = re.compile(r"\[([^]\n]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 project = "triton_gemm"
@@ -101,9 +102,9 @@ def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nexercises/*\n```\n"
     elif "/bench/" in page and not page.endswith("/README"):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
-    elif page == "docs/ladder":  # `make docs` writes the interactive pages next to it
-        for name in INTERACTIVE:
-            source[0] = source[0].replace(f"`build/{name}.html`", f'<a href="../{name}.html">{name}.html</a>')
+    elif page.startswith("docs/ladder"):  # `make docs` writes the interactive pages
+        up = "../" * page.count("/")
+        source[0] = re.sub(r"`build/(\w+\.html)(#\w+)?`", rf'<a href="{up}\1\2">\1\2</a>', source[0])
     elif page == "docs/cli":
         command = typer.main.get_command(commands)
         _in_full(command)

@@ -14,6 +14,7 @@ COMMANDS = {
     "heuristics": "compare the selected tiles and split-K with nvidia-matmul-heuristics; needs no GPU",
     "pages": "put the committed results into README.md and docs/",
     "ladder.explorer": "write a page to play with: what tile, warps and stages cost a rung on six GPUs; needs no GPU",
+    "ladder.player": "write a page that plays what the ladder's drawings show; needs no GPU",
     "ladder.picker": "write a page on which one guesses the fastest candidate of a GEMM; needs no GPU",
     "ladder.compiled": "write registers and shared memory of compiled rungs, for that page; needs no GPU",
     "ladder.counters": "launch one CUDA twin once, for Nsight Compute",

@@ -105,13 +105,12 @@ def registers(rung: Rung, capability: tuple[int, int], config: GemmConfig) -> tu
 
 
 def shared(rung: Rung, capability: tuple[int, int], config: GemmConfig) -> int:
-    """Bytes of a program: compiled, or counted. FFMAs, as `mma`, take a slot less than stages."""
+    """Bytes of a program: compiled, or counted."""
     row = row_of(rung, capability, config)
     if row is not None:
         return row.shared
     itemsize = rung.dtypes[0].itemsize
-    slots = config.tile.buffers((8, 0) if rung.precision == "ieee" else capability)
-    return config.tile.shared_memory(itemsize, rung.staged_outputs[0] * itemsize, slots)
+    return config.tile.shared_memory(itemsize, rung.staged_outputs[0] * itemsize, rung.slots(config, capability))
 
 
 def blocks_per_sm(rung: Rung, capability: tuple[int, int], config: GemmConfig) -> int:

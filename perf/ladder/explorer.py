@@ -4,7 +4,7 @@ shared memory, programs on an SM, waves, ceilings and predicted speed, beside th
 Every figure is computed here, and looked up by the page, which is one file and needs no network. A rung's time is
 `prediction.clocks`; its registers are the compiler's, where they are in the committed table (`compiled`). `portable`,
 which `matmul` runs on each GPU and no rung is, stands apart; its time is the package's cost model's. No time is shorter
-than the GPU's data sheet allows.
+than the GPU's data sheet allows, nor than the fastest kernel needed that met the power limit.
 """
 
 from __future__ import annotations
@@ -134,9 +134,24 @@ def wave(num_m: int, num_n: int, group: int, programs: int) -> tuple[int, int]:
     return len({row for row, _ in tiles}), len({column for _, column in tiles})
 
 
+def gpu_of(record: Record) -> str | None:
+    return next((gpu for gpu in AXES["gpu"] if named_device(gpu).name == record.environment["gpu"]), None)
+
+
+def by_power(records: Sequence[Record]) -> dict[tuple[str | None, str], float]:
+    """By GPU and precision the TFLOPS of the fastest product that was measured, where the power limit lowered its
+    clock."""
+    found: dict[tuple[str | None, str], tuple[float, bool]] = {}
+    for record, problem in ((of, problem) for of in records for problem in of.problems.values()):
+        key = gpu_of(record), {"fp16": "half", "bf16": "half"}.get(problem.mode, problem.mode)
+        fastest = max(filter(None, map(problem.tflops, problem.providers)), default=0.0)
+        found[key] = max(found.get(key, (0.0, False)), (fastest, problem.clocks_after.by_power))
+    return {key: fastest for key, (fastest, by_power) in found.items() if by_power}
+
+
 def measured(record: Record) -> Iterator[dict[str, Any]]:
     """What a record has of the rungs, at the page's shapes: by the autotuner, and in the ladder's own measurement."""
-    gpu = next((gpu for gpu in AXES["gpu"] if named_device(gpu).name == record.environment["gpu"]), None)
+    gpu = gpu_of(record)
 
     def entry(rung: str, size: Sequence[int], config: GemmConfig, tflops: float, how: str, made: Any) -> dict[str, Any]:
         choices = {"choices": [getattr(config, name) for name in CHOICES], "group": config.GROUP_M}
@@ -158,7 +173,9 @@ def measured(record: Record) -> Iterator[dict[str, Any]]:
 def explored() -> Explored:
     """Computes every figure; some seconds."""
     found = Explored({name: list(values) for name, values in AXES.items()})
-    found.measured = [entry for record in committed(RESULTS) for entry in measured(record)]
+    records = list(committed(RESULTS))
+    found.measured = [entry for record in records for entry in measured(record)]
+    held = by_power(records)
     devices = {gpu: named_device(gpu) for gpu in AXES["gpu"]}
     models = {gpu: model_of(device) for gpu, device in devices.items()}
     square = AXES["shape"][0]
@@ -181,10 +198,7 @@ def explored() -> Explored:
         rung = RUNGS[kernel]
         if device.capability not in rung.capabilities:
             return f"{kernel} is for {' and '.join(map(architecture, rung.capabilities))}"
-        why = rung.illegal(of_rung(kernel, *choices), device, rung.dtypes[0]) or ""
-        if "bytes of shared memory" in why and shared(kernel, gpu, *choices) <= device.shared_memory:
-            return why.replace("needs", "may need up to") + ", and the ladder refuses it"
-        return why
+        return rung.illegal(of_rung(kernel, *choices), device, rung.dtypes[0]) or ""
 
     @cache
     def registers(kernel: str, gpu: str, *choices: int) -> tuple[int, str]:
@@ -215,14 +229,15 @@ def explored() -> Explored:
         return lambda *point: nothing if found.at("illegal", **where(*point)) else figure(*point)
 
     @cache
-    def predicted(shape: tuple[int, int, int], kernel: str, gpu: str, *choices: int) -> tuple[float, str]:
-        """Microseconds, and of a rung what it is bound by; 0 for what cannot run."""
+    def predicted(shape: tuple[int, int, int], kernel: str, gpu: str, *choices: int) -> tuple[float, str, float]:
+        """Microseconds; of a rung what it is bound by; and the time without that bound, if it is none of the tile's.
+        0 for what cannot run."""
         if found.at("illegal", **where(kernel, gpu, *choices)):
-            return 0, ""
+            return 0, "", 0
         problem, device = problem_of(kernel, shape, gpu)
         if kernel not in RUNGS:
             us = portable.microseconds(problem, of_portable(*choices), 1, models[gpu])
-            return rounded(credible(us, problem, device)), ""
+            return rounded(credible(us, problem, device)), "", us
         config, at_once = of_rung(kernel, *choices), found.at("programs", **where(kernel, gpu, *choices))
         on = (precisions[kernel], problem.dtype.itemsize, device.capability)
         persistent = kernel in prediction.PERSISTENT
@@ -231,10 +246,13 @@ def explored() -> Explored:
         step = prediction.step_clocks(config, *on, min(at_once, -(-tiles(shape, *choices[:2]) // device.num_sms)))
         possible = credible(us, problem, device)
         if possible > us:
-            return rounded(possible), "memory"
+            return rounded(possible), "memory", us
+        power = by_watts(kernel, gpu)
+        if power and (least := 2 * problem.M * problem.N * problem.K / power / 1e6) > us:
+            return rounded(least), "power", us
         limit, *others = sorted(step, key=lambda name: -step[name])
         close = ", ".join(name for name in others if step[name] > 0.95 * step[limit])
-        return rounded(us), limit + f" (nearly by {close})" * bool(close)
+        return rounded(us), limit + f" (nearly by {close})" * bool(close), us
 
     def by_units(kernel: str, gpu: str) -> float:
         return rounded(2 * devices[gpu].num_sms * rate(devices[gpu], ARITHMETICS[precisions[kernel]].unit) / 1e6)
@@ -249,6 +267,9 @@ def explored() -> Explored:
     def by_memory(kernel: str, gpu: str, shape: tuple[int, int, int]) -> float:
         problem, device = problem_of(kernel, shape, gpu)
         return rounded(2 * problem.M * problem.N * problem.K / (traffic(problem) / bandwidth(device)) / 1e6)
+
+    def by_watts(kernel: str, gpu: str) -> float:
+        return rounded(held.get((gpu, precisions[kernel]), 0.0)) if kernel in RUNGS else 0.0
 
     def in_tiles(shape: tuple[int, int, int], m: int, n: int) -> tuple[int, int]:
         return -(-shape[0] // m), -(-shape[1] // n)
@@ -283,16 +304,11 @@ def explored() -> Explored:
         return f"{selection.kernel} {selection.config}: {selection.reason}"
 
     def best(kernel: str, gpu: str, shape: tuple[int, int, int]) -> list[int]:
-        """Places of the fastest choices."""
-        points = itertools.product(*(range(len(AXES[axis])) for axis in CHOICES))
-        times = (
-            (found.at("time", kernel=kernel, gpu=gpu, shape=shape, **named(point)) or float("inf"), point)
-            for point in points
-        )
-        return list(min(times)[1])
-
-    def named(point: Sequence[int]) -> dict[str, Any]:
-        return {axis: AXES[axis][place] for axis, place in zip(CHOICES, point, strict=True)}
+        """Places of the fastest choices, of equal ones those that least depend on memory or power."""
+        points = itertools.product(*(AXES[axis] for axis in CHOICES))
+        times = {point: predicted(shape, kernel, gpu, *point) for point in points}
+        least = min((time or float("inf"), us, point) for point, (time, _, us) in times.items())
+        return [AXES[axis].index(choice) for axis, choice in zip(CHOICES, least[2], strict=True)]
 
     def first(kernel: str) -> list[int]:
         """Places of the choices with which a kernel is shown first: a rung's own first configuration."""
@@ -327,6 +343,7 @@ def explored() -> Explored:
     found.add("patch_mib", ["itemsize", "gpu", "shape", *by_tile, "programs", "GROUP_M"], patch_mib)
     found.add("most by units", ["kernel", "gpu"], by_units)
     found.add("most by memory", ["kernel", "gpu", "shape"], by_memory)
+    found.add("most by power", ["kernel", "gpu"], by_watts)
     found.add("most by L2", ["kernel", "gpu", *by_tile], partial(by_path, "L2"))
     for path in ("shared memory", "issue slots"):
         found.add(f"most by {path}", ["kernel", "gpu", *by_tile, "num_warps"], partial(by_path, path))

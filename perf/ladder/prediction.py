@@ -56,7 +56,7 @@ def limits(
     peak = roofline.flop_per_clock(roofline.TYPICAL[capability], mode)
     if config.BLOCK_M is None or config.BLOCK_N is None:
         return {"units": peak, "L1": 2 * 32 / strip_wavefronts(config)}
-    l2 = roofline.L2_SHARE_PER_CLOCK if sustained else roofline.L2_BYTES_PER_CLOCK
+    l2 = roofline.l2_share(capability) if sustained else roofline.L2_BYTES_PER_CLOCK
     lanes = 2 if mode == "ieee" and not sustained else 1
     read = 1 / (lanes * shared_intensity(config, mode, itemsize, capability))
     written = 1 / l2_intensity(config, itemsize) if sustained else 0.0
@@ -91,16 +91,17 @@ def clocks(
     takes longer where latency is: with one stage it loads, waits and multiplies; with more it has num_stages - 1 loads
     under way, since one slot is being multiplied (Little's law). At the ends it waits for its first load, and stores C.
     Other programs fill that time, as many as run on the SM; the busiest SM has `waves` tiles. A persistent kernel runs
-    one program there, which loads the next tile while it stores.
+    one program there, which loads the next tile while it stores, and so waits for the store alone.
     """
     M, N, K = size
     tile = config.tile
     waves = math.ceil(tile.tiles(M, N) / num_sms)
     at_once = 1 if persistent else max(1, min(blocks, waves))
     step = max(step_clocks(config, mode, itemsize, capability, at_once).values())
-    transfer = (tile.BLOCK_M + tile.BLOCK_N) * tile.BLOCK_K + tile.BLOCK_M * tile.BLOCK_N
-    ends = waiting(LOADED_LATENCY_CLOCKS + transfer * itemsize / roofline.L2_SHARE_PER_CLOCK, mode, capability)
-    return waves * (math.ceil(K / tile.BLOCK_K) * step + (0.0 if persistent else ends / at_once))
+    first = 0.0 if persistent else LOADED_LATENCY_CLOCKS
+    transfer = tile.BLOCK_M * tile.BLOCK_N + (0 if persistent else (tile.BLOCK_M + tile.BLOCK_N) * tile.BLOCK_K)
+    ends = waiting(first + transfer * itemsize / roofline.l2_share(capability), mode, capability)
+    return waves * (math.ceil(K / tile.BLOCK_K) * step + ends / at_once)
 
 
 def waiting(clocks: float, mode: str, capability: Capability) -> float:

@@ -83,6 +83,11 @@ class Clocks:
     power_draw: float | None
     clocks_event_reasons_active: str | int | None
 
+    @property
+    def by_power(self) -> bool:
+        """Whether the power limit lowers the clock: NVML's reason `SwPowerCap`."""
+        return bool(int(str(self.clocks_event_reasons_active or 0), 0) & 4)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Product:

@@ -243,7 +243,9 @@ def _rungs(record: Record) -> Iterator[str]:
             continue
         wrong = any(row.failed for row in ran)
         says = ["wrong in the interpreter" if wrong else "right in the interpreter"] if ran else []
-        says += [f"in {len(tried) - len(ran)} of {len(tried)} cases not run"] if ran and ran != tried else []
+        if ran and ran != tried:
+            why = next(row.absent for row in tried if row.absent is not None)
+            says += [f"in {len(tried) - len(ran)} of {len(tried)} cases not run: {why}"]
         says += [] if rung.interpretable else ["not run: the interpreter has no Gluon"]
         if facts and facts.registers is not None:
             of = f"{facts.target}, {facts.config}"

@@ -16,7 +16,8 @@ Capability = tuple[int, int]
 
 SHARED_BYTES_PER_CLOCK = 128  # 32 banks of 4 bytes an SM; Programming Guide, "Shared Memory"
 L2_BYTES_PER_CLOCK = 64  # the width of an SM's port
-L2_SHARE_PER_CLOCK = 5120 / 108  # an SM's share of L2's read bandwidth; NVIDIA A100 whitepaper, taken for all
+L2_SHARE_PER_CLOCK = 5120 / 108  # an SM's share of L2's read bandwidth; NVIDIA A100 whitepaper, taken for most
+HOPPERS_L2_SHARE = 60  # measured where loads bind: an H200's kernel without clusters, its 233 ns in docs/log.md
 
 # Above these a measurement is wrong until shown otherwise: ratio to cuBLAS for half precision, TFLOPS on HOPPERS.
 SUSPICIOUS_RATIO = 1.10
@@ -26,6 +27,11 @@ HOPPERS = ("H100", "H200")  # in their names; of one speed, but for the memory
 
 # The GPU that each architecture is predicted for.
 TYPICAL = {gpu.capability: gpu for gpu in map(named_device, ("a100", "rtx4090", "h100", "b200", "rtx5090"))}
+
+
+def l2_share(capability: Capability) -> float:
+    """Bytes a clock that L2 sends to an SM where all SMs read at once."""
+    return HOPPERS_L2_SHARE if capability == (9, 0) else L2_SHARE_PER_CLOCK
 
 
 def flop_per_clock(gpu: DeviceInfo, mode: str) -> float:

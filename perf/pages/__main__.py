@@ -21,7 +21,7 @@ from perf.ladder import plots, report_page
 from perf.ladder.drawings import pictures
 from perf.measure import environment
 from perf.measure.environment import ROOT
-from perf.pages import architecture, blocks, exercises, speed_map
+from perf.pages import architecture, blocks, exercises, rung_page, speed_map
 from perf.pages.results import Results
 
 PAGES = (
@@ -41,7 +41,7 @@ PAGES = (
             "use",
         )
     ),
-    *sorted(blocks.RUNG_PAGES.glob("*.md")),
+    *sorted(rung_page.RUNG_PAGES.glob("*.md")),
 )
 
 

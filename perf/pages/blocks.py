@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,21 @@ from perf.bench.scores import Sweep
 from perf.common import formats
 from perf.ladder import autotuner, counted, published, report_page, views
 from perf.ladder import tables as ladder_tables
-from perf.ladder.drawings import pictures
 from perf.ladder.record import Record
 from perf.ladder.rungs_and_twins import MODES
 from perf.measure import environment
 from perf.measure.providers import CUBLAS
 from perf.models import tables as model_tables
 from perf.models.zoo import FIRST_MINUTE
-from perf.pages import architecture, exercises, rung_diff, speed_map, summary
+from perf.pages import architecture, exercises, limits, speed_map, summary
 from perf.pages.results import KINDS, Results
-from triton_gemm.ladder import LADDER, Rung
+from perf.pages.rung_page import NOTHING, link, page, picture, rung_page
+from triton_gemm.ladder import LADDER
 
-NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 NO_TUNING = "No tuning is committed yet; `make report ARGS=--tuning` on a GPU makes one."
 NOT_COUNTED = "No counters are committed yet; `make report ARGS=--counters` on a GPU with Nsight Compute makes them."
 BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 GPU = "H100"  # that README shows
-PAGE = environment.ROOT / "docs" / "ladder.md"
-RUNG_PAGES = environment.ROOT / "docs" / "ladder"
-HEADER_OF_A_SECTION = ("Changes", "Why", "Predicts", "Requires")
-
 Block = Callable[[Results, Path], str]
 
 
@@ -52,41 +46,6 @@ def filled(text: str, results: Results, folder: Path) -> str:
 # --- Of the report ---
 
 
-def _rung(rung: Rung, results: Results, folder: Path) -> str:
-    """A rung's page: its neighbours and exercises, its header, its drawings, its source against the rung before and
-    whole, what was measured, and what tuning timed."""
-    files = [f"triton_gemm/ladder/{rung.name}.py", *(f"reference_cuda/{stem}.cu" for stem in rung.twins)]
-    sources = ", ".join(f"[`{Path(file).name}`]({_link(environment.ROOT / file, folder)})" for file in files)
-    asked = exercises.of(rung, folder)
-    lines = [_neighbours(rung, folder), f"Source: {sources}." + (f" Exercises: {asked}." if asked else "")]
-    lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
-    every = f"{_link(PAGE, folder)}#what-every-kernel-has"
-    lines += [pictures.shown(name, folder) for name in pictures.of(rung.id)]
-    lines += filter(None, [rung_diff.difference(rung), rung_diff.whole(rung, every)])
-    measured = [line for record in results.records for line in _measured(rung, record)]
-    lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
-    lines += [f"**Came out** {rung.header['Came out']}"] if "Came out" in rung.header else []
-    lines += [f"**Tuning** {rung.header['Tuning']}"]
-    lines += [line for record in results.records for line in _tuned(rung, record, folder)]
-    lines.append(f"**Bound by** {rung.header['Bound by']}")
-    lines += [line for record in results.records for line in _counted(rung, record)]
-    lines.append(f"**Next** {rung.header['Next']}")
-    return "\n\n".join(lines)
-
-
-def _page(rung: Rung, folder: Path) -> str:
-    """A link to a rung's page."""
-    return f"[{rung.id} {rung.title}]({_link(RUNG_PAGES / f'{rung.id}.md', folder)})"
-
-
-def _neighbours(rung: Rung, folder: Path) -> str:
-    """Links to the ladder, the rung before and the rung after."""
-    place = LADDER.index(rung)
-    before = [f"before it {_page(LADDER[place - 1], folder)}"] if place else []
-    after = [f"after it {_page(one, folder)}" for one in LADDER[place + 1 : place + 2]]
-    return ", ".join([f"[The ladder]({_link(PAGE, folder)})", *before, *after]) + "."
-
-
 def _rungs(results: Results, folder: Path) -> str:
     """What there is of each rung: its page, its exercises, and what it gains."""
     record = results.latest
@@ -95,26 +54,18 @@ def _rungs(results: Results, folder: Path) -> str:
     for rung in LADDER:
         gain = gains.get(rung.id)
         measured = f"{gain.measured:.2f}" if gain and gain.measured else ""
-        rows.append((_page(rung, folder), exercises.of(rung, folder), measured))
+        rows.append((page(rung, folder), exercises.of(rung, folder), measured))
     over = f"times the rung before, {environment.short(views.gpu(record))}" if record else NOTHING
     pages = formats.table(["rung", "exercises"], [row[:2] for row in rows])
     gained = formats.table(["rung", over], [(name.partition("]")[0][1:], gain) for name, _, gain in rows])
     return f"{pages}\n\n<details><summary>What each rung gained: guess first</summary>\n\n{gained}\n\n</details>"
 
 
-def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:
-    """What the autotuner timed on one GPU, in words and in a picture; nothing if that is not recorded."""
-    for tuning in autotuner.shown(record):
-        if tuning.rung == rung:
-            yield autotuner.says(tuning)
-            yield _picture(record, autotuner.picture(rung), f"Every configuration of {rung.id}", folder)
-
-
 def _tunings(results: Results, folder: Path) -> str:
     """How the tunings that the rungs show were made."""
     lines = [
         f"- {environment.named(tunings[0].made)}; "
-        f"[every configuration]({_link(record.folder / report_page.TUNING_FILE, folder)}). "
+        f"[every configuration]({link(record.folder / report_page.TUNING_FILE, folder)}). "
         f"{environment.origin([tuning.made for tuning in tunings], 'ladder')}"
         for record in results.records
         if (tunings := autotuner.shown(record))
@@ -122,56 +73,10 @@ def _tunings(results: Results, folder: Path) -> str:
     return "\n".join([*lines, "", autotuner.HOW]) if lines else NO_TUNING
 
 
-def _measured(rung: Rung, record: Record) -> Iterator[str]:
-    """What a rung did on one GPU, in words; nothing if it was not asked."""
-    step = next((step for step in views.ladder(record) if step.rung == rung), None)
-    if step is None:
-        return
-    on = f"on {environment.short(views.gpu(record))}:"
-    if step.tflops is None:
-        yield f"{on} {step.own.failed or step.own.absent}"
-        return
-    size = views.ladder_size(record)
-    says = f"{on} {formats.number(step.tflops)} TFLOPS at {size} x {size} x {size}"
-    share = step.share(rung.name)
-    if share:
-        says += f", {formats.percent(share)} of cuBLAS"
-    if step.over_twin:
-        says += f"; {step.over_twin:.2f} times its fastest twin, `{step.twin}`"
-    factor = next((factor for factor in views.factors(record) if factor.rung == rung), None)
-    if factor and factor.measured:
-        says += f"; {factor.measured:.2f} times {factor.over}, where {factor.predicted:g} was predicted"
-    yield f"{says}." + (f" Configuration: {_in_words(step.own.config)}." if step.own.config else "")
-
-
-def _counted(rung: Rung, record: Record) -> Iterator[str]:
-    """What Nsight Compute counted of a rung on one GPU, in words."""
-    for one in counted.counted(record):
-        if one.rung == rung:
-            yield f"**Counted** on {environment.short(views.gpu(record))}: {counted.sentence(one)}"
-
-
-def _in_words(config: str) -> str:
-    """A record's `64x64x16 group 8 4 warps 1 stages`, as a sentence has it."""
-    tile, _, rest = config.partition(" ")
-    group, warps, stages = re.findall(r"(?:group (\d+) )?(\d+) warps (\d+) stages", rest)[0]
-    of_group = f"GROUP_M {group}, " if group else ""
-    kind = "tile" if "x" in tile else "strip of"
-    return f"{kind} {tile}, {of_group}{warps} warps, {stages} stage{'s' * (stages != '1')}"
-
-
-def _link(file: Path, folder: Path) -> str:
-    return Path(os.path.relpath(file, folder)).as_posix()
-
-
-def _picture(record: Record, file: str, says: str, folder: Path) -> str:
-    return f"![{says} on {record.environment['gpu']}]({_link(record.folder / file, folder)})"
-
-
 def _made(record: Record, folder: Path) -> str:
     """What a ladder was measured on and with."""
     size = views.ladder_size(record)
-    report = f"[the whole report]({_link(record.folder / report_page.FILE, folder)})"
+    report = f"[the whole report]({link(record.folder / report_page.FILE, folder)})"
     origin = environment.origin([record.environment], "ladder")
     return f"{environment.named(record.environment)}; M = N = K = {size}; {report}. {origin}"
 
@@ -196,7 +101,7 @@ def _of_main(contents: Callable[[Record], str]) -> Block:
 
 
 def _picture_of_main(file: str, says: str) -> Block:
-    return lambda results, folder: _picture(results.main, file, says, folder) if results.main else NOTHING
+    return lambda results, folder: picture(results.main, file, says, folder) if results.main else NOTHING
 
 
 def _experiments(record: Record) -> str:
@@ -230,7 +135,7 @@ def _of_counted(contents: Callable[[Record], str]) -> Block:
 def _counted_pictures(results: Results, folder: Path) -> str:
     """Every rung by the bytes that it moves."""
     says = "Every rung by the bytes that it moves"
-    pictures = [_picture(one, counted.PICTURE, says, folder) for one in results.records if counted.counted(one)]
+    pictures = [picture(one, counted.PICTURE, says, folder) for one in results.records if counted.counted(one)]
     return "\n\n".join(pictures) or NOT_COUNTED
 
 
@@ -278,10 +183,10 @@ def _sweeps_of_gpus(results: Results) -> list[list[Sweep]]:
 
 
 def _speeds(groups: Sequence[Sequence[Sweep]], suites: Mapping[str, str], folder: Path, short: bool = False) -> str:
-    def link(made: dict[str, Any]) -> str:
-        return _link(bench_tables.page_of(environment.RESULTS, made), folder)
+    def to_suites(made: dict[str, Any]) -> str:
+        return link(bench_tables.page_of(environment.RESULTS, made), folder)
 
-    tables = [summary.speed(sweeps, suites, link, short) for sweeps in groups]
+    tables = [summary.speed(sweeps, suites, to_suites, short) for sweeps in groups]
     return "\n\n".join(tables) or bench_tables.NOTHING
 
 
@@ -289,7 +194,7 @@ def _maps(results: Results, folder: Path, most: int = 0) -> str:
     """Where it is faster, a picture for each GPU, or for the last of them."""
     parts = []
     for sweep in [*filter(None, map(speed_map.listed, _sweeps_of_gpus(results)))][-most:]:
-        file = _link(speed_map.file_of(environment.RESULTS, sweep), folder)
+        file = link(speed_map.file_of(environment.RESULTS, sweep), folder)
         parts.append(
             f"![Where it is faster on {sweep['environment']['gpu']}]({file})\n\n{speed_map.caption(sweep, not most)}"
         )
@@ -301,7 +206,7 @@ def _precision_picture(results: Results, folder: Path) -> str:
     for sweeps in _sweeps_of_gpus(results):
         file = bench_tables.folder_of(environment.RESULTS, sweeps[0]["environment"]) / bench_tables.PICTURE
         if len({point.mode for point in bench_tables.points(sweeps)}) > 1:
-            return f"![Speed against error on {sweeps[0]['environment']['gpu']}]({_link(file, folder)})"
+            return f"![Speed against error on {sweeps[0]['environment']['gpu']}]({link(file, folder)})"
     return bench_tables.NOTHING
 
 
@@ -349,9 +254,10 @@ def _of_kind(name: str, results: Results, folder: Path) -> str:
 
 
 BLOCKS: dict[str, Block] = {
-    **{rung.id: partial(_rung, rung) for rung in LADDER},
+    **{rung.id: partial(rung_page, rung) for rung in LADDER},
+    **limits.BLOCKS,
     "picture": lambda results, folder: (
-        _picture(results.latest, "ladder.png", "The ladder", folder) if results.latest else NOTHING
+        picture(results.latest, "ladder.png", "The ladder", folder) if results.latest else NOTHING
     ),
     "climb": lambda results, _: summary.climb(results.latest) if results.latest else NOTHING,
     "summary": _summary,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +126,7 @@ def test_it_lists_and_checks(run: Run) -> None:
     status, out, _ = run("--folder", "here")
     assert status == 0
     assert out.count("to do") == 11 and out.count("solved\n") == 1 and "1 of 13 solved." in out
-    assert "NameError: name 'unknown' is not defined" in out
+    assert re.search("line [0-9]+: NameError: name 'unknown' is not defined", out)
     status, out, _ = run("check", "1", "--folder", "here")
     assert status == 0 and "1 of 1 solved." in out
     status, out, _ = run("check", "1", "12", "--folder", "here")
@@ -147,8 +149,9 @@ def test_it_prints_json_for_grading(run: Run) -> None:
 
 def test_hints_and_solution(run: Run) -> None:
     status, out, _ = run("hint", "4")
-    assert status == 0 and out == f"Hint 1 of 3: {EXERCISES[3].hints[0]} (next: hint 4 2)\n"
-    assert "(`solution` is next)" in run("hint", "4", "3")[1]
+    assert status == 0 and out == f"Hint 1 of 3: {EXERCISES[3].hints[0]} (next: hint 4 --number 2)\n"
+    assert "(`solution` is next)" in run("hint", "4", "--number", "3")[1]
+    assert run("hint", "1", "2")[1].count("Hint 1 of ") == 2  # of both, as `check 1 2`
     assert run("solution", "4")[:2] == (0, EXERCISES[3].solution)
 
 
@@ -159,7 +162,7 @@ def test_hints_and_solution(run: Run) -> None:
         ("check 14", "there are exercises 1 to 13, and no 14"),
         ("hint", "hint wants an exercise's number, as in `hint 1`"),
         ("solution", "solution wants an exercise's number"),
-        ("hint 4 4", "exercise 4 has hints 1 to 3, and no 4"),
+        ("hint 4 --number 4", "exercise 4 has hints 1 to 3, and no 4"),
         ("begin", "invalid choice: 'begin'"),
     ],
 )
@@ -226,3 +229,44 @@ def test_a_folder_that_is_none_is_answered_by_a_sentence(run: Run) -> None:
     for folder, why in (("file", "file: File exists"), ("file/x", "file/x: Not a directory"), ("here", "No such file")):
         status, out, error = run("start", "--folder", folder)
         assert status == 2 and out == "" and error.startswith("error: ") and error.count("\n") == 1 and why in error
+
+
+def played(number: int) -> dict[str, Any]:
+    """The scene of an exercise's page."""
+    text = (Path("gemm_exercises") / f"{EXERCISES[number - 1].name}.html").read_text()
+    return json.loads(re.findall(r'id="data">(.*)</script>', text)[0])[0]
+
+
+def test_a_run_is_shown_and_a_wrong_one_looks_wrong(run: Run) -> None:
+    run("start")
+    numbers = ["1", "2", "4", "6", "12", "13"]
+    status, out, _ = run("check", *numbers, "--show")
+    assert status == 1 and out.count("plays it: open it in a browser") == len(numbers)
+    wrong = {int(number): played(int(number)) for number in numbers}
+    for number in wrong:
+        exercise = EXERCISES[number - 1]
+        (Path("gemm_exercises") / f"{exercise.name}.py").write_text(exercise.filled(exercise.solution))
+    assert run("check", *numbers, "--show")[0] == 0
+    right = {number: played(number) for number in wrong}
+    for number, scene in wrong.items():
+        assert (
+            scene["wrong"] and f"     not filled in yet: {scene['wrong']}\n" in out and right[number]["wrong"] is None
+        )
+
+    def says(scene: dict[str, Any]) -> str:
+        return " ".join(step["says"] for step in scene["steps"])
+
+    assert "32 elements in 32 sectors" in says(wrong[1]) and "32 sectors" not in says(right[1])
+    outside = [cell for step in wrong[2]["steps"] for cell in step["cells"] if cell[1] == "outside"]
+    assert ["a", "outside", 0, 45, 16, 3] in outside and "outside" not in right[2]["key"]
+    assert "Programs 0 to 15 read strips of A: 1, of B: 16." in says(wrong[4])
+    assert "Programs 0 to 15 read strips of A: 4, of B: 4." in says(right[4])
+    assert "chunk 0 of their rows: turns 8" in says(wrong[12]) and "turns 8" not in says(right[12])
+
+    def pauses(scene: dict[str, Any]) -> int:
+        products = [bar for bar in scene["bars"] if bar[1] == "product"]
+        return sum(later[2] - earlier[3] for earlier, later in pairwise(products))
+
+    assert pauses(wrong[6]) > 0 == pauses(right[6])
+    assert {bar[1] for bar in wrong[13]["bars"]} == {"wait"}
+    assert sum(bar[1] == "product" and not bar[5] for bar in right[13]["bars"]) == 8

@@ -102,8 +102,9 @@ def test_figures_by_hand(found: explorer.Explored) -> None:
     assert (found.at("registers", **k08), found.at("programs", **k08)) == (114, 2)
     assert found.at("registers_from", **k08).startswith("compiled by Triton ")
     assert found.at("programs", **{**k08, "kernel": "k09"}) == 1  # persistent
-    assert found.at("bound", **{**k08, "BLOCK_N": 256}) == (
-        "L2 (nearly by units, shared memory, latency)"  # 977 against 989 TFLOPS
+    assert found.at("most by power", kernel="k08", gpu="h200") == 686  # what cuBLAS reached in fp16
+    assert found.at("bound", **{**k08, "BLOCK_N": 256}) == "power" and not found.at(
+        "most by power", kernel="k06", gpu="h200"
     )
     k06 = {**point, "kernel": "k06", "BLOCK_N": 64, "BLOCK_K": 16, "num_warps": 4}
     assert found.at("shared", **k06) == found.at("shared", **{**k06, "gpu": "a100"}) == 2 * 192 * 16 * 4  # two slots
@@ -266,6 +267,8 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
       parent.postMessage(JSON.stringify({ before, after: element("verdict").textContent, width: innerWidth,
         wide: document.documentElement.scrollWidth, top: box.top, bottom: box.bottom, height: innerHeight, y: scrollY,
         text: slider.getAttribute("aria-valuetext"), hash: location.hash,
+        hidden: element("measured").scrollWidth - element("measured").parentNode.clientWidth,
+        bars: [...document.querySelectorAll("#num_stages .bars div")].map((bar) => bar.innerText),
         dark: getComputedStyle(document.body).backgroundColor }), "*");"""
     page, dark = explorer.page(found), "--blink-settings=preferredColorScheme=0"
     text = opened(page, tmp_path, "#k06-128x64x16-4-3", dark, script=script, width=390)
@@ -274,7 +277,15 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
     assert "47 TFLOPS measured, kernel alone." in seen["before"] and "bound by issue slots" in seen["before"]
     assert seen["hash"] == "#k06-128x64x16-4-4-8-h200-4096x4096x4096" and seen["text"] == "4"
     assert "47.2 TFLOPS measured" in seen["after"]
-    assert seen["wide"] <= seen["width"] == 390  # nothing to scroll sideways
+    assert seen["wide"] <= seen["width"] == 390 and seen["hidden"] <= 0  # nothing to scroll sideways
+    where = {
+        "kernel": "k06",
+        "gpu": "h200",
+        "shape": SQUARE,
+        **dict(zip(explorer.CHOICES, (128, 64, 16, 4, 4), strict=True)),
+    }
+    times = [found.at("time", **{**where, "num_stages": n}) for n in explorer.AXES["num_stages"]]
+    assert seen["bars"] == [f"{time:.3g}" if time < 1000 else f"{float(f'{time:.3g}'):.0f}" for time in times]
     assert seen["y"] > 100 and 0 <= seen["top"] < seen["bottom"] < seen["height"] / 3
     assert max(map(int, re.findall(r"\d+", seen["dark"]))) < 64
     assert '<div id="verdict" role="status" aria-live="polite"' in page

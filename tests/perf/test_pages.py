@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from perf.common import formats
 from perf.ladder.drawings import pictures
 from perf.measure import environment
 from perf.pages import __main__ as pages
-from perf.pages import blocks
+from perf.pages import blocks, limits, rung_page
 from perf.pages.results import Results
 from tests.support.report_records import NO_RESULTS, SURROUNDINGS, block, committed_record
 
@@ -47,7 +48,7 @@ def test_pages_are_filled_between_their_markers_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(blocks.BLOCKS.keys() - {"packages", "list-of-models", "exercises"})
+    "name", sorted(blocks.BLOCKS.keys() - {"packages", "list-of-models", "exercises", *limits.BLOCKS})
 )  # which are made of the sources
 def test_a_block_without_results_says_so(name: str) -> None:
     assert "committed yet" in block(name, NO_RESULTS)
@@ -103,3 +104,23 @@ def test_pages_and_pictures_are_made_again_and_say_when_the_sources_changed(
     assert pages.stale() == []
     first.unlink()
     assert pages.stale() == [first]
+
+
+@pytest.mark.parametrize("page", sorted(rung_page.RUNG_PAGES.glob("k*.md")), ids=lambda page: page.stem)
+def test_a_reader_can_guess_before_the_answer(page: Path) -> None:
+    """Predictions, speeds and factors are folded."""
+    shown = re.sub(r"<details>.*?</details>", "", page.read_text(), flags=re.DOTALL)
+    assert "**Why**" in shown and "TFLOPS at" not in shown and "predicted" not in shown.lower()
+    assert not re.search(r"\*\*(Predict|Measured|Came out)", shown)
+
+
+def test_what_pages_quote_and_link() -> None:
+    """c03's loop on k03's page; terms of the glossary, at least once a ladder."""
+    (loop,) = re.findall(r"```cuda\n(.*?)```", (rung_page.RUNG_PAGES / "k03.md").read_text(), re.DOTALL)
+    assert loop in (environment.ROOT / "reference_cuda" / "c03_shared_tiled.cu").read_text()
+    rungs = [page.read_text() for page in rung_page.RUNG_PAGES.glob("k*.md")]
+    for term, place in rung_page.TERMS.items():
+        assert any(re.search(rf"\[`?{term}s?`?\]\(../glossary.md#{place}\)", text) for text in rungs), term
+    assert re.search(
+        r"At 1024 x 1024 x 1024 it reaches [\d.]+ TFLOPS, 1.15 times k10", (rung_page.RUNG_PAGES / "k11.md").read_text()
+    )

@@ -102,7 +102,7 @@ def test_without_a_gpu_the_page_opens_with_a_committed_ladder(tmp_path: Path, mo
     measured = Record.read(environment.RESULTS / "h200")
     assert all(f"- {sentence}" in opening for sentence in findings.sentences(measured))
     assert "**k04 grouped launch**: right in the interpreter." in rest and "k04.svg)" in rest and "k05" not in rest
-    assert "**k10 TMA**: right in the interpreter; in 1 of 2 cases not run." in rest
+    assert "**k10 TMA**: right in the interpreter; in 1 of 2 cases not run: odd." in rest
     monkeypatch.setattr(environment, "RESULTS", tmp_path)
     assert "not measured here" not in report_page.texts(here, [])[report_page.FILE]
 

@@ -18,8 +18,8 @@ from perf.ladder.record import FILE, Ceilings, Record, Spread, TunedConfig, Tune
 from perf.measure import environment
 from perf.measure.environment import Environment
 from perf.measure.operands import Problem
-from perf.measure.roofline import L2_SHARE_PER_CLOCK, TYPICAL, clock
-from perf.pages import blocks
+from perf.measure.roofline import HOPPERS_L2_SHARE, TYPICAL, clock
+from perf.pages import rung_page
 from perf.pages.results import Results
 from tests.support.kernel_mutants import RUNGS
 from tests.support.report_records import OPTIONS, SURROUNDINGS, block, committed_record, figures_of
@@ -197,11 +197,13 @@ def clocks(
 def test_predicted_clocks_are_waves_of_steps() -> None:
     step = 2 * 128 * 256 * 64 / min(prediction.limits(LARGE, "fp16", 2, (9, 0), sustained=True).values())
     slower = 1830 / 1980  # what passes at the highest clock, in clocks of the tensor cores' peak
-    load = slower * (prediction.LOADED_LATENCY_CLOCKS + 384 * 64 * 2 / L2_SHARE_PER_CLOCK)
-    ends = load + slower * 128 * 256 * 2 / L2_SHARE_PER_CLOCK
+    load = slower * (prediction.LOADED_LATENCY_CLOCKS + 384 * 64 * 2 / HOPPERS_L2_SHARE)
+    store = slower * 128 * 256 * 2 / HOPPERS_L2_SHARE
+    ends = load + store
     assert clocks(LARGE) == pytest.approx(4 * (64 * step + ends))  # 512 tiles on 132 SMs
-    assert clocks(LARGE, persistent=True) == pytest.approx(4 * 64 * step)
-    assert clocks(replace(LARGE, num_stages=2), persistent=True) == pytest.approx(4 * 64 * load)  # one is under way
+    assert clocks(LARGE, persistent=True) == pytest.approx(4 * (64 * step + store))
+    two = clocks(replace(LARGE, num_stages=2), persistent=True)
+    assert two == pytest.approx(4 * (64 * load + store))  # one is under way
     assert clocks(LARGE, 512) == pytest.approx(8 * step + ends)  # fewer tiles than SMs
     assert clocks(LARGE) < clocks(SMALL) and clocks(SMALL, 512) < clocks(LARGE, 512)
 
@@ -264,7 +266,7 @@ def test_what_is_not_known_is_not_told(record: Record) -> None:
     told = autotuner.says(found)
     assert not any(words in told for words in ("prediction", "one parameter changed", "failed"))
     results = Results([record], [])
-    assert told in block("k08", results) and blocks.NOTHING in block("k08", results)
+    assert told in block("k08", results) and rung_page.NOTHING in block("k08", results)
     assert "tuning-k09.png" not in block("k09", results)
 
 

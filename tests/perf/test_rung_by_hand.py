@@ -47,7 +47,7 @@ def test_what_a_configuration_leaves_out_comes_from_the_list() -> None:
         ("k06 --config 128x64xsome", "k06 takes --config"),
         ("k03 --config 64x64x16,4,1,8", "k03 takes --config BLOCK_MxBLOCK_NxBLOCK_K[,warps[,stages]], as "),
         ("k01 --config 64x64", "k01 takes --config BLOCK_M[,warps[,stages]], as 256,4,1, not '64x64'"),
-        ("k06 --config 128x256x64,4,3", "k06 cannot take 128x256x64,4,3,8 on sm_90: needs 295168 bytes of shared mem"),
+        ("k06 --config 128x256x64,4,4", "k06 cannot take 128x256x64,4,4,8 on sm_90: needs 295168 bytes of shared mem"),
         ("k06 --config 256x256x16,4,2", "k06 cannot take 256x256x16,4,2,8 on sm_90: 512 accumulators leave too few"),
         ("k06 --config 48x64x16", "k06 cannot take 48x64x16,4,3,8 on sm_90: BLOCK_M is 48, not a power of two"),
         ("k11 --config 128x128x64,8,1", "num_stages is 1, not a whole number from 2 on"),
@@ -206,3 +206,12 @@ def test_without_the_repository_one_sentence_says_so(other: bool, tmp_path: Path
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "error: rungs are run and measured by the repository's `perf`, which is not installed" in done.stderr
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def lacks_rich(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'rich'", name="rich")
+
+    monkeypatch.setattr(command.importlib, "import_module", lacks_rich)
+    assert command.main(["k06", "--config", "128x64x16,4,3"]) == 1
+    assert capsys.readouterr().err == "error: No module named 'rich': pip install rich\n"

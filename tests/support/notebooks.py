@@ -1,7 +1,6 @@
 """Notebooks: their code cells, run one after another in one namespace as Jupyter does, and what they print.
 
 Nothing of Jupyter is needed. Triton reads the source of a kernel, so a cell's lines are put where `inspect` finds them.
-`TRITON_INTERPRET=1 python -m tests.support.notebooks` writes what cells print today into the notebooks of examples/.
 """
 
 from __future__ import annotations
@@ -34,8 +33,3 @@ def run(notebook: dict[str, Any], name: str) -> str:
     finally:
         del sys.modules[name]
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(run(json.loads(page.read_text()), page.stem))

@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = importlib.import_module(RUNNER).run
     except ModuleNotFoundError as error:
-        what = f"{error}; in a clone: pip install -e '.[dev]'"
+        what = f"{error}: pip install {error.name}"
         if error.name in ("perf", "perf.ladder"):
             what = "rungs are run and measured by the repository's `perf`, which is not installed: run this in a clone"
         print(f"error: {what}", file=sys.stderr)

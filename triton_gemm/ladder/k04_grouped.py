@@ -4,8 +4,9 @@ Changes: against k03, a 1-D grid and `grouped_pid`, which turns the program's nu
 Why: a few programs run on each of 132 SMs at once. k03's go down the columns of tiles: they cover a few columns, and so
     need all of A. In groups of GROUP_M rows they cover GROUP_M rows by as many columns as they reach. Where C has many
     more rows of tiles than GROUP_M, that patch is squarer, and what it needs of A and B is less and stays in L2.
-Predicts: a wave of W tiles, which run at once, reads W/GROUP_M + GROUP_M strips of tiles. In k03 it reads W/m + m,
-    where a column of C has m tiles. If a group has fewer than W tiles, the wave reaches into the next one. At 4096^3 C
+Predicts: a GPU that has room for W programs computes W tiles at once, a *wave*. A wave reads a strip of A for each of
+    its rows of tiles and a strip of B for each column. In groups these are GROUP_M + W/GROUP_M strips; in k03, where a
+    column of C has m tiles, m + W/m. If a group has fewer than W tiles, the wave reaches into the next one. At 4096^3 C
     is too small for a gain. Five programs an SM make a wave of 660 tiles of 64 x 64: in k03 of 64 rows and 11 columns,
     with GROUP_M = 8 of 16 rows and 64 columns. Either way the strips, 1 MiB each, are read from L2, and shared memory
     binds: a factor of 1.0 here, more where L2 is short.

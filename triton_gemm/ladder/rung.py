@@ -149,7 +149,14 @@ class Rung:
             staged_outputs=self.staged_outputs[reads_output],
             reads_output=reads_output,
             aligned=aligned or self.descriptors,
+            buffers=self.slots(config, device.capability),
         )
+
+    def slots(self, config: GemmConfig, capability: tuple[int, int]) -> int:
+        """Tiles of A and of B in shared memory. FFMAs, as `mma`, wait for what they read, and take one less than the
+        stages."""
+        waits = not ARITHMETICS[self.precision].tensor_cores(capability)
+        return config.tile.buffers((8, 0) if waits else capability)
 
     def misfit(self, config: GemmConfig) -> str | None:
         """Why the kernel has no such configuration on any device, or None if it has."""

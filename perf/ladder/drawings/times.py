@@ -97,8 +97,8 @@ def tensor_cores() -> Drawing:
     key(axes, TIMES, -0.38)
     note(axes, DURATIONS, below=66)
     caption = (
-        f"k08's ring has {loop.slots} slots. A product is asynchronous: it is started before the one before has ended, "
-        "whose slot is filled again only then."
+        f"k08's ring has {loop.slots} slots. A product is asynchronous: the next one is started before it has ended. "
+        "Its slot is filled again only when it has."
     )
     return Drawing("Loads and products of k08 over time", caption, figure)
 

@@ -21,7 +21,7 @@ import torch
 from ...config import TileConfig
 from ...hardware.gpus import named_device
 from . import EXERCISES, SOLUTIONS, Exercise, ring
-from .questions import equals_product, make_operands, same_bits, stored_tiles, told, traced, with_solution
+from .questions import RUNS, equals_product, make_operands, same_bits, stored_tiles, told, traced, with_solution
 from .trace import HALO, Access, Trace, WrongError, matrix, named
 
 LIMIT_S = 60
@@ -30,7 +30,9 @@ CHECKS: dict[str, Callable[[Any, Any], None]] = {}
 
 
 def check(exercise: Exercise, path: Path) -> str | None:
-    """What is wrong with an exercise's file, in a sentence, or None. A file that runs for a minute is ended."""
+    """What is wrong with an exercise's file, in a sentence, or None. A file that runs for a minute is ended. RUNS has
+    what it did."""
+    RUNS.clear()
     try:
         with _limited():
             CHECKS[exercise.name](_module(path), _solution(exercise))
@@ -129,7 +131,7 @@ def _tile(exercise: Any, solution: Any) -> None:
     if any(not isinstance(x, int) or x < 16 or x & (x - 1) for x in (m, n, k)):
         raise WrongError(f"the tile is {m} x {n} x {k}; Triton takes powers of two, and `tl.dot` 16 at least.")
     gpu, config = named_device("a100"), TileConfig(m, n, k, exercise.NUM_WARPS, exercise.NUM_STAGES)
-    why = config.illegal(gpu, 4, 4, tensor_cores=False)
+    why = config.illegal(gpu, 4, 4, tensor_cores=False, buffers=config.buffers(gpu.capability))
     if why is not None:
         raise WrongError(f"a tile of {m} x {n} x {k} does not fit: {why}.")
     M, N, K = max(m, 64), max(n, 64), max(k, 32)
@@ -164,8 +166,8 @@ def _beta(exercise: Any, solution: Any) -> None:
     trace = traced(exercise, make_operands(32, 48, 64, torch.float16), 1.0, 0.0)
     if trace.of("c"):
         raise WrongError(
-            f"C is read with beta = 0: {len(trace.of('c'))} loads. It holds NaN, and 0 times NaN is NaN. A load that "
-            "is computed and not used is a load."
+            f"C is read with beta = 0: {len(trace.of('c'))} loads. It holds NaN, and 0 times NaN is NaN. A kernel that "
+            "loads C and then drops the value has read it all the same."
         )
     equals_product(trace, 2.0**-10)
     operands = make_operands(32, 48, 64, torch.float16)
@@ -372,7 +374,8 @@ def _swizzle(exercise: Any, solution: Any) -> None:
 def _ring(exercise: Any, solution: Any) -> None:
     a, b = matrix(ring.BLOCK, 8 * ring.BLOCK, torch.float16), matrix(8 * ring.BLOCK, ring.BLOCK, torch.float16)
     for first in ("load", "multiply"):
-        c = ring.simulate(Path(exercise.__file__), a, b, first)
+        RUNS.append([])
+        c = ring.simulate(Path(exercise.__file__), a, b, first, RUNS[-1])
         if not same_bits(c, ring.simulate(Path(solution.__file__), a, b, first)).all():
             raise WrongError("C is wrong: it lacks k-tiles, or has some twice.")
 

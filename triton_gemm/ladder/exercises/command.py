@@ -22,7 +22,8 @@ Thirteen kernels with one hole each. They run in seconds and without a GPU, in T
 
   {PROGRAM} start         copies them into ./{FOLDER}
   {PROGRAM} check 1       says what is wrong with the first, or that it is solved
-  {PROGRAM} hint 1        the first hint for it; `hint 1 2` is the second
+  {PROGRAM} check 1 --show  also writes a page that plays what your kernel does, step by step
+  {PROGRAM} hint 1        the first hint for it; `hint 1 --number 2` is the second
   {PROGRAM} solution 1    the lines that fill the hole
   {PROGRAM}               lists them, and says which are solved
   {PROGRAM} check --json  the same as JSON, for grading: number, name, title, solved, and what is wrong
@@ -38,14 +39,15 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
         "what", nargs="?", default="list", choices=("list", "start", "check", "hint", "solution"), help="default: list"
     )
     parser.add_argument("numbers", nargs="*", type=int, metavar="N", help="of exercises; `check` without checks all")
+    parser.add_argument("--number", type=int, default=1, metavar="I", help="which hint, default 1")
     parser.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"where they are, default ./{FOLDER}")
     parser.add_argument("--json", action="store_true", help="of `check` and `list`: print JSON")
+    parser.add_argument("--show", action="store_true", help="of `check`: write a page that plays what each file does")
     given = parser.parse_args(arguments)
-    first = given.numbers[:1] if given.what == "hint" else given.numbers
-    for number in first:
+    for number in given.numbers:
         if not 1 <= number <= len(EXERCISES):
             parser.error(f"there are exercises 1 to {len(EXERCISES)}, and no {number}")
-    chosen = [EXERCISES[number - 1] for number in first] or list(EXERCISES)
+    chosen = [EXERCISES[number - 1] for number in given.numbers] or list(EXERCISES)
     try:
         if given.what == "start":
             return _start(chosen, given.folder)
@@ -53,15 +55,15 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
     except OSError as error:  # not a folder, or one that may not be looked into
         parser.error(f"{error.filename}: {error.strerror}")
     if given.what in ("hint", "solution"):
-        if not first:
+        if not given.numbers:
             parser.error(f"{given.what} wants an exercise's number, as in `{given.what} 1`")
-        return _help(parser, given.what, chosen, given.numbers[1:])
+        return _help(parser, given.what, chosen, given.number)
     if given.what == "check" and not is_there:
         parser.error(f"there is no folder {given.folder}; `{PROGRAM} start` makes it, --folder names another")
     try:
         if not INTERPRETED and is_there:
             return _interpreted(arguments)
-        return _check(chosen, given.folder, listing=given.what == "list", as_json=given.json)
+        return _check(chosen, given.folder, listing=given.what == "list", as_json=given.json, show=given.show)
     except KeyboardInterrupt:  # in both processes
         if INTERPRETED:
             print("error: interrupted", file=sys.stderr)
@@ -81,16 +83,17 @@ def _start(chosen: Sequence[Exercise], folder: Path) -> int:
     return 0
 
 
-def _help(parser: argparse.ArgumentParser, what: str, chosen: Sequence[Exercise], numbers: Sequence[int]) -> int:
+def _help(parser: argparse.ArgumentParser, what: str, chosen: Sequence[Exercise], number: int) -> int:
     for exercise in chosen:
         if what == "solution":
             print(exercise.solution, end="")
             continue
-        number, count = (numbers or [1])[0], len(exercise.hints)
+        count = len(exercise.hints)
         if not 1 <= number <= count:
             parser.error(f"exercise {exercise.number} has hints 1 to {count}, and no {number}")
-        last = "`solution` is next" if number == count else f"next: hint {exercise.number} {number + 1}"
-        print(f"Hint {number} of {count}: {exercise.hints[number - 1]} ({last})")
+        last = "`solution` is next" if number == count else f"next: hint {exercise.number} --number {number + 1}"
+        of = f", exercise {exercise.number}" * (len(chosen) > 1)
+        print(f"Hint {number} of {count}{of}: {exercise.hints[number - 1]} ({last})")
     return 0
 
 
@@ -103,11 +106,12 @@ def _interpreted(arguments: Sequence[str]) -> int:
     return subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}).returncode
 
 
-def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: bool) -> int:
-    """A line for each exercise, and what is wrong with it; `listing` checks those alone that were changed."""
+def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: bool, show: bool) -> int:
+    """A line for each exercise, and what is wrong with it; `listing` checks those alone that were changed, and `show`
+    writes a page that plays each."""
     found = []
     for exercise in chosen:
-        path, text, wrong = _file(exercise, folder), None, None
+        path, text, wrong, says = _file(exercise, folder), None, None, None
         try:
             text = path.read_text("utf-8", "replace")  # Python says what is wrong with another encoding
             wrong = "to do" if text == exercise.unfilled else None
@@ -130,6 +134,8 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
             print(f"{exercise.number:>2} {exercise.title}")
             if folder.is_dir():
                 print(f"     {wrong or 'solved'}", flush=True)
+        if show and text is not None and not (listing and wrong):
+            print(f"     {_shown(exercise, path, says)}", file=sys.stderr if as_json else sys.stdout)
     unsolved = sum(not one["solved"] for one in found)
     if as_json:
         print(json.dumps(found, indent=1))
@@ -138,6 +144,18 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
     if not as_json and not folder.is_dir():
         print(f"`{PROGRAM} start` copies them into ./{folder}; --help says more.")
     return 0 if listing else int(unsolved > 0)
+
+
+def _shown(exercise: Exercise, path: Path, wrong: str | None) -> str:
+    """Writes the page that plays what a file did when it was checked."""
+    from .player import of_run, page
+    from .questions import RUNS
+
+    if not RUNS or not (RUNS[-1] if isinstance(RUNS[-1], list) else RUNS[-1].accesses):
+        return "nothing to show: no kernel ran"
+    made = path.with_suffix(".html")
+    made.write_text(page([of_run(exercise.name, exercise.title, RUNS[-1], wrong)]), "utf-8")
+    return f"{made} plays it: open it in a browser"
 
 
 def _file(exercise: Exercise, folder: Path) -> Path:

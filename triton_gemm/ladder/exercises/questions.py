@@ -12,6 +12,8 @@ import torch
 
 from .trace import Trace, WrongError, by_kernels, matrix
 
+RUNS: list[Any] = []  # what the file that is checked did: traces, or the ring's events
+
 
 def told(error: BaseException, path: Path | None = None) -> str:
     """A sentence from what a check raised; the interpreter wraps what a kernel did."""
@@ -19,7 +21,8 @@ def told(error: BaseException, path: Path | None = None) -> str:
         error = error.__cause__
     if isinstance(error, WrongError):
         return str(error)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    file = path and path.resolve()
+    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).resolve() == file]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
     where = f"line {lines[-1]}: " if lines else ""
@@ -56,6 +59,7 @@ def traced(
     outside: advice for an operand's element that is none, by name, row and column; errors: for errors with a word.
     """
     trace = Trace(**operands)
+    RUNS.append(trace)
     trace.outside = outside
     with by_kernels(**operands):
         try:

@@ -128,7 +128,11 @@ def _load(matrix: Any, corner: list[int], barrier: Barrier, into: Tile) -> None:
 class _Products(list[tuple[Tile, Tile]]):
     """The products under way, the oldest first. An asynchronous one ends as late as it may: when it is waited for."""
 
+    def __init__(self, events: list[Any]) -> None:
+        self.events = events
+
     def begin(self, a: Tile, b: Tile, acc: torch.Tensor, *, is_async: bool = False, **_: Any) -> torch.Tensor:
+        self.events.append(("multiply", "product", a.slot, a.step))
         for tile in (a, b):
             if tile.used or tile.busy or not tile.there:
                 before = "was multiplied before" if tile.there else "was never loaded"
@@ -143,8 +147,10 @@ class _Products(list[tuple[Tile, Tile]]):
 
     def wait(self, num_outstanding: int = 0, deps: tuple[torch.Tensor, ...] = ()) -> Any:
         while len(self) > num_outstanding:
-            for tile in self.pop(0):
+            a, b = self.pop(0)
+            for tile in (a, b):
                 tile.busy, tile.used = False, True
+            self.events.append(("multiply", "ended", a.slot, a.step))
         return deps[0] if len(deps) == 1 else deps
 
 
@@ -161,16 +167,25 @@ class _Slots(list[Any]):
         return self[slot]
 
 
-def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str) -> torch.Tensor:
+def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str, events: list[Any] | None = None) -> torch.Tensor:
     """What an exercise's file computes of a [64, K] and b [K, 64], in fp32.
 
-    first: the role, "load" or "multiply", that goes on whenever it may; the other does when the first waits. Raises
-    WrongError where a slot is used wrongly, and where both roles wait for ever.
+    first: the role, "load" or "multiply", that goes on whenever it may; the other does when the first waits; events:
+    takes what happens, as role, what, slot and k-tile. Raises WrongError where a slot is used wrongly, and where both
+    roles wait for ever.
     """
+    events = [] if events is None else events
+
     known: dict[str, Any] = {"__name__": path.stem}
     exec(compile(_Waits().visit(ast.parse(path.read_text())), str(path), "exec"), known)
-    products, launched = _Products(), list[Any]()
-    known |= {"tma_load": _load, "warpgroup_mma": products.begin, "warpgroup_mma_wait": products.wait}
+    products, launched = _Products(events), list[Any]()
+
+    def load_tile(matrix: Any, corner: list[int], barrier: Barrier, into: Tile) -> None:
+        if into in a_slots:  # B comes with A
+            events.append(("load", "load", into.slot, max(corner) // BLOCK))
+        _load(matrix, corner, barrier, into)
+
+    known |= {"tma_load": load_tile, "warpgroup_mma": products.begin, "warpgroup_mma_wait": products.wait}
     known["mbarrier"] = SimpleNamespace(expect=lambda *_: None, arrive=_arrive)
     known["ring"] = SimpleNamespace(launch=lambda *given: launched.append(given))
     c = torch.empty(BLOCK, BLOCK)
@@ -200,7 +215,9 @@ def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str) -> torch.
             ]
             raise WrongError(f"nobody goes on: {'; '.join(says)}.")
         try:
-            waits[ready] = next(roles[ready])
+            barrier, phase = waits[ready] = next(roles[ready])
+            if barrier.turns % 2 == phase and not barrier.coming:
+                events.append((ready, "wait", -1, ""))
         except StopIteration as end:
             del waits[ready]
             result = result if end.value is None else end.value

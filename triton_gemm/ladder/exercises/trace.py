@@ -39,8 +39,9 @@ def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32, *, empty
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """One load or store of a program. operand: its name; addresses: in bytes, of a block's elements in order, without
-    those that are masked off; rows, columns: of the operand's elements there."""
+    """One load or store of a program, or what it would touch outside of an operand. operand: its name; addresses: in
+    bytes, of a block's elements in order, without those that are masked off; rows, columns: of the operand's elements
+    there."""
 
     kind: str
     program: tuple[int, int, int]
@@ -133,6 +134,7 @@ class Trace:
             wrong = (rows < 0) | (rows >= x.shape[0]) | (columns < 0) | (columns >= x.shape[1])
             if wrong.any():
                 i = int(wrong.argmax())
+                self.accesses.append(Access("outside", program, name, touched[wrong], rows[wrong], columns[wrong]))
                 raise WrongError(
                     f"program {named(program)} {verb} {name}[{rows[i]}, {columns[i]}], and {name} has "
                     f"{x.shape[0]} rows and {x.shape[1]} columns, counted from 0."

@@ -1,0 +1,73 @@
+"""Page 0 of the ladder: how fast a GEMM could be. Every peak is of `triton_gemm.hardware.gpus`, through `roofline`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perf.common import formats
+from perf.ladder import compiled, explorer, prediction
+from perf.ladder.drawings.traces import RUNGS
+from perf.measure import roofline
+from perf.pages.results import Results
+from triton_gemm.config import REGISTERS_PER_SM
+from triton_gemm.hardware.device import RESERVED, SHARED_MEMORY, DeviceInfo
+from triton_gemm.hardware.gpus import bandwidth, named_device
+
+GPUS = explorer.AXES["gpu"]
+MODES = {"ieee": "fp32 units", "tf32": "TF32", "half": "16 bits"}
+SIZE = 4096
+HOPPER = (9, 0)
+WARP = 32
+EXAMPLES = ("k03", "k06", "k08")  # whose occupancy is counted, in their first configurations
+
+
+def peak(gpu: DeviceInfo, mode: str) -> float:
+    """TFLOPS of all SMs."""
+    return roofline.flop_per_clock(gpu, mode) * roofline.clock(gpu, mode) * gpu.num_sms / 1e6
+
+
+def peaks(results: Results, folder: Path) -> str:
+    """What units and memory of each GPU allow."""
+    rows: list[list[formats.Cell]] = []
+    for gpu in map(named_device, GPUS):
+        tbs = bandwidth(gpu) / 1e6
+        rates = [formats.number(peak(gpu, mode)) for mode in MODES]
+        ridges = [f"{peak(gpu, mode) / tbs:.0f}" for mode in MODES]
+        rows.append([gpu.name.removeprefix("NVIDIA "), gpu.num_sms, *rates, f"{tbs:.2f}", *ridges])
+    columns = ["GPU", "SMs", *(f"{name}, TFLOPS" for name in MODES.values()), "memory, TB/s"]
+    return formats.table([*columns, *(f"FLOP a byte, {name}" for name in MODES.values())], rows)
+
+
+def bounds(results: Results, folder: Path) -> str:
+    """How long 4096^3 takes at least, on an H100."""
+    gpu, flop = named_device("h100"), 2 * SIZE**3
+    rows: list[list[formats.Cell]] = []
+    for mode, name in MODES.items():
+        moved = 3 * SIZE**2 * (2 if mode == "half" else 4)
+        by_units, by_memory = flop / peak(gpu, mode) / 1e6, moved / bandwidth(gpu)
+        rows.append([name, moved // 2**20, f"{by_units:,.0f}", f"{by_memory:,.0f}", f"{by_units / by_memory:.0f}"])
+    table = formats.table(["arithmetic", "MiB", "us by the units", "us by memory", "times as long"], rows)
+    return f"{flop / 1e9:.0f} GFLOP on an {gpu.name.removeprefix('NVIDIA ')}:\n\n{table}"
+
+
+def occupancy(results: Results, folder: Path) -> str:
+    """Programs on an SM of an H100, by each thing that they share."""
+    rows: list[list[formats.Cell]] = []
+    for name in EXAMPLES:
+        row = compiled.row_of(RUNGS[name], HOPPER, RUNGS[name].configs[0])
+        assert row is not None
+        warps = RUNGS[name].configs[0].num_warps
+        threads, registers = WARP * warps, 8 * -(-row.registers // 8)
+        by = (
+            REGISTERS_PER_SM // (registers * threads),
+            (SHARED_MEMORY[HOPPER] + RESERVED) // (row.shared + RESERVED),
+            prediction.THREADS_PER_SM[HOPPER] // threads,
+        )
+        assert min(by) == row.blocks_per_sm
+        cells = (row.registers, row.shared // 2**10, threads, *by, min(by))
+        rows.append([f"{name}, {row.config}", *cells])
+    columns = ["rung; tile, warps, stages", "registers", "shared KiB", "threads"]
+    return formats.table([*columns, "by registers", "by shared memory", "by threads", "programs"], rows)
+
+
+BLOCKS = {"peaks": peaks, "bounds": bounds, "occupancy": occupancy}

@@ -1,0 +1,152 @@
+"""A rung's page: its header, drawings and source, what was measured, and what readers guess first."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perf.common import formats
+from perf.ladder import autotuner, counted, views
+from perf.ladder.drawings import pictures
+from perf.ladder.findings import SMALL
+from perf.ladder.player import PLAYED
+from perf.ladder.prediction import PERSISTENT
+from perf.ladder.record import Record
+from perf.measure import environment
+from perf.pages import exercises, rung_diff
+from perf.pages.results import Results
+from triton_gemm.ladder import LADDER, Rung
+
+NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
+TUNED = (
+    "The tuner times the kernel alone, on clocks as they come. *Measured* is the whole rung, with what it does to its "
+    "operands first, in turns with cuBLAS on settled clocks: the two differ."
+)
+# Where docs/glossary.md explains what a rung's page leaves to it.
+SECTIONS = {
+    "the-gpu": ("bank", "wavefront", "wgmma", "swizzle", "warpgroup"),
+    "kernels": ("mbarrier", "predicate"),
+    "the-multiplication": ("K-major",),
+}
+TERMS = {term: section for section, terms in SECTIONS.items() for term in terms}
+PAGE = environment.ROOT / "docs" / "ladder.md"
+RUNG_PAGES = environment.ROOT / "docs" / "ladder"
+HEADER_OF_A_SECTION = ("Changes", "Why", "Requires")
+
+
+def rung_page(rung: Rung, results: Results, folder: Path) -> str:
+    """A rung's page: its neighbours and exercises, its header, its drawings, its source against the rung before and
+    whole, what was measured, and what tuning timed."""
+    files = [f"triton_gemm/ladder/{rung.name}.py", *(f"reference_cuda/{stem}.cu" for stem in rung.twins)]
+    sources = ", ".join(f"[`{Path(file).name}`]({link(environment.ROOT / file, folder)})" for file in files)
+    asked = exercises.of(rung, folder)
+    lines = [_neighbours(rung, folder), f"Source: {sources}." + (f" Exercises: {asked}." if asked else "")]
+    lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
+    every = f"{link(PAGE, folder)}#what-every-kernel-has"
+    lines += [pictures.shown(name, folder) for name in pictures.of(rung.id)]
+    lines += [f"To play it: `build/player.html#{rung.id}`, which `make explore` writes."] if rung.id in PLAYED else []
+    lines += filter(None, [rung_diff.difference(rung), rung_diff.whole(rung, every)])
+    measured = [line for record in results.records for line in _measured(rung, record)]
+    over = f"times as fast as {rung.predicted[0]}" if rung.predicted else "TFLOPS, at 4096 x 4096 x 4096"
+    lines.append(f"<details><summary>Guess first: how many {over}? What was predicted, and what came out</summary>")
+    lines.append(f"**Predicted** {rung.header['Predicts']}")
+    lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
+    lines += [f"**Came out** {rung.header['Came out']}"] if "Came out" in rung.header else []
+    lines += ["</details>", f"**Tuning** {rung.header['Tuning']}"]
+    tuned = [line for record in results.records for line in _tuned(rung, record, folder)]
+    lines += ["<details><summary>What the tuner timed</summary>", TUNED, *tuned, "</details>"] if tuned else []
+    lines.append(f"**Bound by** {rung.header['Bound by']}")
+    lines += [line for record in results.records for line in _counted(rung, record)]
+    lines.append(f"**Next** {rung.header['Next']}")
+    return "\n\n".join(_explained(lines, folder))
+
+
+def _explained(lines: Sequence[str], folder: Path) -> Iterator[str]:
+    """The lines, whose fields link a term of the glossary where a page first has it."""
+    left = dict(TERMS)
+    for line in lines:
+        for term in [term for term in left if line.startswith("**")]:
+            target = rf"[\1]({link(PAGE.with_name('glossary.md'), folder)}#{left[term]})"
+            line, found = re.subn(
+                rf"(?<![\w`\[])(`{term}`|{term}s?)(?![\w`])(?=[^`]*(?:`[^`]*`[^`]*)*$)", target, line, count=1
+            )
+            if found:
+                del left[term]
+        yield line
+
+
+def page(rung: Rung, folder: Path) -> str:
+    """A link to a rung's page."""
+    return f"[{rung.id} {rung.title}]({link(RUNG_PAGES / f'{rung.id}.md', folder)})"
+
+
+def _neighbours(rung: Rung, folder: Path) -> str:
+    """Links to the ladder, the rung before and the rung after."""
+    place = LADDER.index(rung)
+    first = f"[page 0]({link(RUNG_PAGES / 'limits.md', folder)}), how fast could it be"
+    before = [f"before it {page(LADDER[place - 1], folder) if place else first}"]
+    after = [f"after it {page(one, folder)}" for one in LADDER[place + 1 : place + 2]]
+    return ", ".join([f"[The ladder]({link(PAGE, folder)})", *before, *after]) + "."
+
+
+def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:
+    """What the autotuner timed on one GPU, in words and in a picture; nothing if that is not recorded."""
+    for tuning in autotuner.shown(record):
+        if tuning.rung == rung:
+            yield autotuner.says(tuning)
+            yield picture(record, autotuner.picture(rung), f"Every configuration of {rung.id}", folder)
+
+
+def _measured(rung: Rung, record: Record) -> Iterator[str]:
+    """What a rung did on one GPU, in words; nothing if it was not asked."""
+    step = next((step for step in views.ladder(record) if step.rung == rung), None)
+    if step is None:
+        return
+    on = f"on {environment.short(views.gpu(record))}:"
+    if step.tflops is None:
+        yield f"{on} {step.own.failed or step.own.absent}"
+        return
+    size = views.ladder_size(record)
+    says = f"{on} {formats.number(step.tflops)} TFLOPS at {size} x {size} x {size}"
+    share = step.share(rung.name)
+    if share:
+        says += f", {formats.percent(share)} of cuBLAS"
+    if step.over_twin:
+        says += f"; {step.over_twin:.2f} times its fastest twin, `{step.twin}`"
+    factor = next((factor for factor in views.factors(record) if factor.rung == rung), None)
+    if factor and factor.measured:
+        says += f"; {factor.measured:.2f} times {factor.over}, where {factor.predicted:g} was predicted"
+    says += "." + (f" Configuration: {_in_words(step.own.config)}." if step.own.config else "")
+    before = LADDER[max(0, LADDER.index(rung) - 1)]
+    small = views.squares(record, step.problem.mode).get(SMALL) if rung.id in PERSISTENT else None
+    speeds = [small.tflops(one.name) or 0.0 for one in (before, rung)] if small else []
+    if all(speeds) and speeds:
+        times = f"{speeds[1] / speeds[0]:.2f} times {before.id}"
+        says += f" At {SMALL} x {SMALL} x {SMALL} it reaches {formats.number(speeds[1])} TFLOPS, {times}."
+    yield says
+
+
+def _counted(rung: Rung, record: Record) -> Iterator[str]:
+    """What Nsight Compute counted of a rung on one GPU, in words."""
+    for one in counted.counted(record):
+        if one.rung == rung:
+            yield f"**Counted** on {environment.short(views.gpu(record))}: {counted.sentence(one)}"
+
+
+def _in_words(config: str) -> str:
+    """A record's `64x64x16 group 8 4 warps 1 stages`, as a sentence has it."""
+    tile, _, rest = config.partition(" ")
+    group, warps, stages = re.findall(r"(?:group (\d+) )?(\d+) warps (\d+) stages", rest)[0]
+    of_group = f"GROUP_M {group}, " if group else ""
+    kind = "tile" if "x" in tile else "strip of"
+    return f"{kind} {tile}, {of_group}{warps} warps, {stages} stage{'s' * (stages != '1')}"
+
+
+def link(file: Path, folder: Path) -> str:
+    return Path(os.path.relpath(file, folder)).as_posix()
+
+
+def picture(record: Record, file: str, says: str, folder: Path) -> str:
+    return f"![{says} on {record.environment['gpu']}]({link(record.folder / file, folder)})"

@@ -1,0 +1,63 @@
+"""Page 0 of the ladder: its sums, and that peaks are the same wherever they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from perf.common import formats
+from perf.ladder.drawings import traces
+from perf.measure import roofline
+from perf.pages import limits, rung_page
+from triton_gemm.hardware.gpus import named_device
+from triton_gemm.ladder import LADDER
+
+PAGE = rung_page.RUNG_PAGES / "limits.md"
+ROOT = Path(__file__).parents[2]
+HOPPER = (9, 0)
+
+
+def row(first: str) -> list[str]:
+    (line,) = re.findall(rf"^\| {first}.*", PAGE.read_text(), re.MULTILINE)
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_sums_by_hand() -> None:
+    """2 x 4096^3 FLOP; three matrices of 64 or 32 MiB; the data sheets' peaks."""
+    assert "137 GFLOP on an H100" in PAGE.read_text()
+    assert row("fp32 units")[1:4] == ["192", "2,054", "60"]  # 137.4 / 66.9 ms; 201 MB / 3.352 TB/s
+    assert row("16 bits")[1:4] == ["96", "139", "30"]
+    assert row("H100")[2:6] == ["66.9", "495", "989", "3.35"] and row("H100")[6] == "20"
+    assert row("k03")[-4:] == ["5", "25", "16", "5"]  # 65536 / 96 / 128; 228 / (8 + 1); 2048 / 128
+
+
+@pytest.mark.parametrize("mode", limits.MODES)
+def test_peaks_of_pages_and_kernels_are_those_of_page_0(mode: str) -> None:
+    """k08's header names one; the reports' rooflines and predictions are of the same function."""
+    gpu = named_device("h100")
+    shown = formats.number(limits.peak(gpu, mode))
+    assert shown == row("H100")[2 + [*limits.MODES].index(mode)]
+    per_sm = roofline.flop_per_clock(roofline.TYPICAL[HOPPER], mode) * roofline.clock(roofline.TYPICAL[HOPPER], mode)
+    assert per_sm * gpu.num_sms / 1e6 == limits.peak(gpu, mode)
+
+
+def test_no_page_names_another_peak() -> None:
+    known = {formats.number(limits.peak(named_device(gpu), mode)) for gpu in limits.GPUS for mode in limits.MODES}
+    texts = [
+        path.read_text() for path in (ROOT / "README.md", *rung_page.RUNG_PAGES.glob("*.md"), ROOT / "docs/ladder.md")
+    ]
+    texts += [str(rung.header) for rung in LADDER]
+    named = re.findall(r"(?:units' |peak of |peak is )(\d[\d.,]*) TFLOPS", " ".join(texts))
+    assert named and {*named} <= known
+
+
+@pytest.mark.parametrize(("rung", "column", "size"), [("k01", 1, (256,)), ("k02", 2, (512,)), ("k03", 3, (64, 64))])
+def test_layouts_are_the_compilers(rung: str, column: int, size: tuple[int, ...]) -> None:
+    layout = traces.Blocked.of(traces.compiled(rung).asm["ttgir"])
+    named = {"`sizePerThread`": layout.elements, "`threadsPerWarp`": layout.lanes, "`warpsPerCTA`": layout.warps}
+    covers = tuple(e * t * w for e, t, w in zip(layout.elements, layout.lanes, layout.warps, strict=True))
+    named |= {"covers": covers, "repeats": tuple(all_ // c for all_, c in zip(size, covers, strict=True))}
+    for name, numbers in named.items():
+        assert row(name)[column] == " x ".join(map(str, numbers)), name
