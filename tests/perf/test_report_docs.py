@@ -161,9 +161,9 @@ def test_the_first_figures_are_faster_even_or_slower_as_they_are_measured() -> N
     cases["mixtral-8x7b, first minute"] = {"failed": "no memory"}  # type: ignore[dict-item]
     models = [{"environment": {**SURROUNDINGS, "triton": triton}, "cases": cases} for triton in ("3.9.0", "3.6.0")]
     assert block("glance", Results([], sweeps, {"models": models})).splitlines()[5:-1] == [
-        "| faster |  | int8 linear layers 2.00, up to 64 rows 1.25 |",
+        "| faster | none | int8 linear layers 2.00, up to 64 rows 1.25 |",
         "| even, to 5 % | medium sizes 1.00 | fp8 0.95 |",
-        "| slower |  | fp64 0.95 |",
+        "| slower | none | fp64 0.95 |",
         "",
         "In the first minute of a process, with Triton 3.6.0, of torch's tokens: llama-1b 0.80.",
     ]

@@ -127,19 +127,20 @@ def test_tunings_are_added_to_an_older_record_and_say_when_they_were_made(record
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A Hopper that is not there: providers are called by a verdict that is told what to say."""
-    seen = SimpleNamespace(verdict={"config": "", "tuning": {LARGE: TunedConfig()}}, names=[])
+    """A Hopper that is not there: whether providers are right is what it is told."""
+    seen = SimpleNamespace(found={"config": "", "tuning": {LARGE: TunedConfig()}}, names=[])
 
-    def verdict(provider: Any, _operands: Any, _check: Any, result: dict[str, Any], *, torchs: bool) -> None:
+    def is_right(provider: Any, _operands: Any, _check: Any, result: dict[str, Any], *, torchs: bool) -> bool:
         seen.names.append(provider.name)
-        result |= seen.verdict
+        result |= seen.found
+        return "failed" not in result
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(rungs_and_twins, "device_info", lambda _: SimpleNamespace(capability=(9, 0)))
     monkeypatch.setattr(rungs_and_twins, "precompile", lambda *_: seen.names.append("compiled"))
     monkeypatch.setattr(tasks.operands, "Operands", lambda *_: SimpleNamespace(sets=[(None, None)]))
     monkeypatch.setattr(tasks.operands, "Check", lambda *_: None)
-    monkeypatch.setattr(tasks.timer, "verdict", verdict)
+    monkeypatch.setattr(tasks.timer, "is_right", is_right)
     return seen
 
 
@@ -165,7 +166,7 @@ def test_a_wrong_winner_is_a_failure_and_is_tuned_again(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     record, options = Record(tmp_path, SURROUNDINGS), tuning_options("--rungs", "k08")
-    gpu.verdict = {"failed": "a result is off"}
+    gpu.found = {"failed": "a result is off"}
     for task in tasks.tuning_tasks(record, options):
         task.run(lambda label: None)
     assert record.failures() == [f"{KEY}: a result is off"]
