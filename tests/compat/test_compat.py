@@ -213,6 +213,36 @@ def _sizes() -> None:
     assert seen == [(True, False, False)] * 2
 
 
+def _is_profiling() -> None:
+    assert not compat.is_profiling()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        seen: list[bool] = []
+        other = threading.Thread(target=lambda: seen.append(compat.is_profiling()))
+        other.start()
+        other.join()
+        assert seen == [True] and compat.is_profiling()
+    assert not compat.is_profiling()
+
+
+def _fills_what_is_empty() -> None:
+    assert not compat.fills_what_is_empty()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert compat.fills_what_is_empty() and torch.empty(3).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _memory_segments() -> None:
+    """It takes what it asks for, and gives nothing where a history is recorded."""
+    asked: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "memory_snapshot", lambda **how: asked.append(how) or [{"device": 0}])
+        assert compat.memory_segments() == [{"device": 0}] and asked[0].keys() <= {"include_traces"}
+        patch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
+        assert compat.memory_segments() == [] and len(asked) == 1
+
+
 def _stream_of_graph_trees() -> None:
     from torch._inductor import cudagraph_trees
 

@@ -46,9 +46,11 @@ PROBLEMS = {
 def operands(problem: GemmProblem) -> Operands:
     layout = Layout.of(problem, [plan_of(problem)], L2)
     assert layout is not None
-    own = torch.zeros(8, dtype=problem.dtype) if layout.own else None
+    own = 4096 if layout.own else None
     made = Operands(problem, layout, torch.full((layout.nbytes,), 77, dtype=torch.uint8), own)
+    before = torch.get_rng_state()
     made.fill(0)
+    assert torch.equal(torch.get_rng_state(), before), "the application's numbers are its own"
     return made
 
 
@@ -79,7 +81,7 @@ def test_parts_lie_apart_and_hold_numbers(name: str) -> None:
     begin = made.memory.data_ptr()
     for of in values.values():
         assert of[:2] == (1.0, 0.5 if problem.has_beta else 0.0) and len(of) == 2 + len(plan.names)
-        of_call = 0 if made.own_b is None else made.own_b.data_ptr()
+        of_call = made.own_address
         assert all(x == of_call or begin <= x < begin + made.layout.nbytes for x in of[2:])
         aligned = problem.a.aligned, problem.b.aligned, problem.c.aligned
         assert of_call or tuple(address % 16 == begin % 16 for address in of[2:5]) == aligned
@@ -130,21 +132,18 @@ def test_sets_go_past_the_cache_and_fit() -> None:
     assert of(8192, 28672, 8192) is None and of(8192, 7168, 7168) is None
 
 
-def test_a_weight_of_the_call_is_read_while_it_has_its_memory() -> None:
+def test_a_large_weight_is_the_calls() -> None:
     problem = problem_of(16, 28672, 4096)
     layout = Layout.of(problem, [plan_of(problem)], 60 * MIB)
-    assert layout is not None
-    weight = torch.zeros(1024, dtype=torch.bfloat16)
-    made = Operands(problem, layout, torch.zeros(layout.nbytes, dtype=torch.uint8), weight)
-    assert {made.values(plan_of(problem), n)[3] for n in range(4)} == {weight.data_ptr()} and made.is_whole()
-    weight.untyped_storage().resize_(0)  # as FSDP frees parameters
-    assert not made.is_whole()
+    assert layout is not None and layout.own
+    made = Operands(problem, layout, torch.zeros(layout.nbytes, dtype=torch.uint8), 4096)
+    assert {made.values(plan_of(problem), n)[3] for n in range(4)} == {4096}
 
 
 def test_memory_is_torchs_own_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"size": 300 * MIB, "state": "inactive"}
     segment = {"device": 0, "stream": 7, "segment_type": "large", "segment_pool_id": (0, 0), "blocks": [one]}
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [segment])
+    monkeypatch.setattr(block, "memory_segments", lambda: [segment])
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
     unused = [300 * MIB]
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 1000 * MIB + unused[0])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.support.learning_fakes import CALLS, Service, World
 from tests.support.table_fakes import HOPPER
+from triton_gemm.hardware.driver import DriverError
 from triton_gemm.learning import race, tuner
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, turns
@@ -97,13 +101,109 @@ def test_calls_of_other_products_drive_a_race_for_a_while(world: World) -> None:
 
 
 @pytest.mark.parametrize("where", ["at first", "at a call", "at the end"])
-def test_an_error_ends_learning_and_no_call(
+def test_errors_end_learning_and_no_call(
     where: str, world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One ends a race, three all of it, as one does amid the end of a race."""
     what = {"at first": (race.Race, "_ranked"), "at a call": (race, "Mark"), "at the end": (race.Race, "close")}
-    monkeypatch.setattr(*what[where], lambda *_: 1 // 0)
-    assert world.call().algorithm == world.incumbent.algorithm
+    with monkeypatch.context() as patch:
+        patch.setattr(*what[where], lambda *_: 1 // 0)
+        for number in range(tuner.FAILURES):
+            assert world.service.tuner.broken == (number > 0 and where == "at the end")
+            assert world.call().algorithm == world.incumbent.algorithm
+            world.service.now += tuner.AGAIN_S
     assert world.service.tuner.broken and caplog.text.count("nothing is learned any more") == 1
+
+
+def test_one_error_costs_one_race(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(race, "Mark", lambda *_: 1 // 0)
+        world.call()
+    world.service.now += tuner.AGAIN_S
+    assert world.call().algorithm == world.fastest.algorithm
+
+
+def test_a_gpu_that_is_lost_ends_learning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> float:
+        raise DriverError("cuEventQuery", 700)
+
+    world.until_it_races()
+    for graph in world.service.graphs:
+        graph.read = read
+    world.call()
+    assert world.service.tuner.broken and not world.service.graphs
+
+
+def test_a_thread_that_cannot_start_costs_no_call(
+    service: Service, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.tuner.thread = None
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda _: [][0])
+        service.call(service.operands())
+    assert service.tuner.thread is None and "a GEMM is not raced: IndexError" in caplog.text
+
+
+def test_the_gpus_memory_is_not_held_for_long(world: World) -> None:
+    """Nor where others have use for it."""
+    world.until_it_races()
+    world.service.gpu_free = 1 << 20
+    world.service.now += 1
+    world.call(10)
+    assert not any(x.has_turn for x in world.service.tuner.races.values())
+    world.service.gpu_free, world.service.now = 40 << 30, world.service.now + tuner.AGAIN_S
+    assert world.call().algorithm == world.fastest.algorithm
+
+
+def test_torchs_memory_that_is_gone_ends_a_race(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(race.block, "Operands", full)
+        world.call()
+    assert not world.service.tuner.broken and not world.service.tuner.failures
+
+
+@pytest.mark.parametrize("where", ["a call", "a look", "a launch by Python"])
+def test_a_rule_that_ends_anywhere_leaves_the_end_to_the_thread(where: str, world: World) -> None:
+    """A signal's handler, or the garbage collector, ends it amid these."""
+    world.until_it_races()
+    service, job = world.service, turns.job
+    lock = turns._launching if where == "a launch by Python" else service.tuner.here
+    with lock:
+        service.learns = False
+        turns.end()
+        assert service.graphs and job.until < 0, "what may be launched is there"
+    service.tuner.look()
+    assert not service.graphs and not service.tuner.races
+
+
+def test_a_process_ends_where_the_thread_has_ended(world: World) -> None:
+    world.until_it_races()
+    learner = world.service.tuner
+    learner.thread = threading.Thread(target=learner._look_on)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuner, "allow_during_captures", lambda: None)
+        learner.thread.start()
+        learner.finish()
+    assert not learner.thread.is_alive() and not world.service.graphs
+    assert not any(plan.turn.own[1] for x in learner.products.values() for plan in x.plans)
+
+
+def test_a_weight_of_the_call_is_read_beside_calls_of_it(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is theirs: a graph that any call launches would read what may have been freed."""
+    l2 = SimpleNamespace(L2_cache_size=1 << 18)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: l2)
+    world = World(service)
+    monkeypatch.setattr(turns.Job, "begin", lambda *_: 1 // 0)
+    world.until_it_races()
+    (running,) = [x for x in service.tuner.races.values() if x.has_turn]
+    assert running.has_own_b
+    launches, (a, b, c) = len(service.launches), world.of
+    world.of = a, b.clone(), c
+    world.call(1000)
+    assert len(service.launches) <= launches + 1 and not service.graphs, "its weight is elsewhere"
 
 
 def test_what_cannot_be_stored_is_said(

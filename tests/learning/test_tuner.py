@@ -223,6 +223,6 @@ def test_a_thread_learns_while_calls_go_on(
             service.call(of, 20)
             time.sleep(0)  # as calls that C++ launches let others have Python
     assert not found.broken, caplog.text
-    found.stop(10.0)
+    found.finish()
     found.broken = True
     assert not service.graphs

@@ -53,6 +53,7 @@ class Service:
         self.graphs: list[Any] = []
         self.made: list[Any] = []
         self.free, self.stream, self.now, self.learns = True, 0, 0.0, True
+        self.gpu_free = 40 << 30
         self.launches: list[tuple[Selection, float]] = []
         self.random = random.Random(1)
         self.folder = table_fakes.own_folder(folder, patch)
@@ -67,6 +68,10 @@ class Service:
         patch.setattr(block, "synchronize", lambda _: None)
         patch.setattr(tuner, "relaxed", nullcontext)
         patch.setattr(turns, "launch_graph", self._launch)
+        patch.setattr(race, "launch", self._launch)
+        patch.setattr(race, "relaxed", nullcontext)
+        patch.setattr(torch.cuda, "mem_get_info", lambda _: (self.gpu_free, 80 << 30))
+        patch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
         patch.setattr(turns, "job", turns.Job(-1, launched=-1))
         patch.setattr(turns.driver, "address_of", lambda _: 0)
         patch.setattr(turns.driver, "error_text", lambda _: "invalid argument")

@@ -66,7 +66,15 @@ from .compiler import (
     set_triton_hash,
     without_lines,
 )
-from .devices import current_device, current_stream, occupy, stream_of_graph_trees
+from .devices import (
+    current_device,
+    current_stream,
+    fills_what_is_empty,
+    is_profiling,
+    memory_segments,
+    occupy,
+    stream_of_graph_trees,
+)
 from .dispatcher import (
     before_withdrawal,
     below_autograd,
@@ -136,6 +144,7 @@ __all__ = [
     "differentiates_forward",
     "dot_operand",
     "dual",
+    "fills_what_is_empty",
     "forget_compiled",
     "forward_grad_enabled",
     "free_in_children",
@@ -149,6 +158,7 @@ __all__ = [
     "increment_versions",
     "int_mm",
     "interpreting",
+    "is_profiling",
     "is_wrapper",
     "launch_hooks",
     "library_of",
@@ -156,6 +166,7 @@ __all__ = [
     "loading",
     "machine_code",
     "may_differ",
+    "memory_segments",
     "multiplies_block_scaled",
     "multiply_add",
     "must_dispatch",

@@ -8,6 +8,7 @@ by the first rule that learns.
 from __future__ import annotations
 
 import atexit
+import os
 from typing import TYPE_CHECKING
 
 from ..runtime import turns
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 def _make() -> Tuner:
     from .tuner import Tuner
 
-    made = Tuner()
-    atexit.register(made.stop, 1.0)
+    made, process = Tuner(), os.getpid()
+    atexit.register(lambda: made.finish() if os.getpid() == process else None)  # a forked child has no thread of it
     return made
 
 

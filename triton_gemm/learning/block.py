@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..compat import memory_segments
 from ..hardware.graphs import copy, synchronize
 from ..problem import GemmProblem, round_up
 from ..runtime.workspace import COUNTERS
@@ -35,7 +36,7 @@ def is_free(index: int, stream: int, nbytes: int) -> bool:
         return False
     if torch.cuda.mem_get_info(index)[0] < 2 * nbytes + LIMIT:
         return False
-    segments = (x for x in torch.cuda.memory_snapshot() if x["device"] == index and x["stream"] == stream)
+    segments = (x for x in memory_segments() if x["device"] == index and x["stream"] == stream)
     return any(
         block["state"] == "inactive" and block["size"] >= nbytes
         for segment in segments
@@ -110,12 +111,12 @@ def _sizes(problem: GemmProblem) -> dict[str, int]:
 
 
 class Operands:
-    """The operands of a race in its block, `memory`. own_b: the call's, where the layout says so. No kernel of torch's
-    runs for them, whose first use would load a module."""
+    """The operands of a race in its block, `memory`. own_address: of the call's b, where the layout says so; it is read
+    beside calls of that b alone, which keep it. No kernel of torch's runs for them, whose first use would load a
+    module."""
 
-    def __init__(self, problem: GemmProblem, layout: Layout, memory: torch.Tensor, own_b: torch.Tensor | None) -> None:
-        self.problem, self.layout, self.memory, self.own_b = problem, layout, memory, own_b
-        self.own_address = 0 if own_b is None else own_b.data_ptr()
+    def __init__(self, problem: GemmProblem, layout: Layout, memory: torch.Tensor, own_address: int | None) -> None:
+        self.problem, self.layout, self.memory, self.own_address = problem, layout, memory, own_address
         self.beta = BETA if problem.has_beta else 0.0
         self.aligned = {
             "a": problem.a.aligned,
@@ -146,8 +147,9 @@ class Operands:
         nothing reads first, NaN."""
         if dtype is None:
             return torch.zeros(PATTERN, dtype=torch.int32)
+        random = torch.Generator().manual_seed(0)  # torch's own numbers are the application's
         if name in SCALES:
-            return torch.rand(PATTERN, dtype=dtype) + 0.5
+            return torch.rand(PATTERN, dtype=dtype, generator=random) + 0.5
         is_wide = dtype.is_floating_point and dtype.itemsize > 1
         if name == "initial" and not self.problem.has_beta:
             return (
@@ -156,9 +158,9 @@ class Operands:
                 else torch.full((PATTERN,), -127).to(torch.int8)
             )
         if is_wide:
-            return torch.randn(PATTERN).to(dtype)
+            return torch.randn(PATTERN, generator=random).to(dtype)
         low, high = (0, 112) if dtype.is_floating_point else (-128, 128)  # of 8 bits; of floating point no NaN
-        return torch.randint(low, high, (PATTERN,), dtype=torch.int8)
+        return torch.randint(low, high, (PATTERN,), dtype=torch.int8, generator=random)
 
     def _spread(self, key: Any, pattern: torch.Tensor, stream: int) -> None:
         """Fills a part with a pattern again and again."""
@@ -184,12 +186,6 @@ class Operands:
             synchronize(stream)
         return found
 
-    def is_whole(self) -> bool:
-        """Whether the call's own b still has its memory."""
-        return self.own_b is None or (
-            self.own_b.untyped_storage().nbytes() > 0 and self.own_b.data_ptr() == self.own_address
-        )
-
     def values(self, plan: Any, number: int, into: Any = None) -> tuple[Any, ...]:
         """What launches of a plan are given (`runtime.step`), of the set of that number. into: where C goes, if not to
         the set's own."""
@@ -197,7 +193,7 @@ class Operands:
         at, _ = self.place("temporaries")
 
         def address(name: str) -> int:
-            if name == "b" and self.own_b is not None:
+            if name == "b" and self.own_address is not None:
                 return self.own_address
             key = (name, number) if name in OF_SETS else name
             if name == "c" and into is not None:

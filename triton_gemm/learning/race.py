@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
+from ..compat import fills_what_is_empty, is_profiling
 from ..hardware import driver, nvml
 from ..hardware.device import DeviceInfo
-from ..hardware.graphs import Mark, TimedGraph, own_stream
+from ..hardware.graphs import Mark, TimedGraph, launch, own_stream, relaxed
 from ..runtime import background, step, turns
 from ..selection.select import Selection
 from ..tuning import journal_of
@@ -124,6 +125,10 @@ class Race:
     def needs_call(self) -> bool:
         return self.asked is not None or (self.has_turn and turns.job.until > 0)
 
+    @property
+    def has_own_b(self) -> bool:
+        return "operands" in vars(self) and self.operands.own_address is not None
+
     def go_on(self) -> Outcome | None:
         """As far as it can; what was found, at the end. Raises NoRaceError, and what the driver says of a broken GPU.
         Other threads may have Python meanwhile."""
@@ -150,16 +155,21 @@ class Race:
             self.asked = None
 
     def close(self) -> None:
-        """Gives up what it holds."""
+        """Gives up what it holds. Nobody is in `go_on` or `take`."""
         if self.has_turn:
             turns.job.end()
-        self.steps.close()
-        if self.begun:
-            self.journal.end()
-        while self.graphs:
-            self.graphs.pop().close()
-        self.entrants.clear()
-        vars(self).pop("operands", None)  # what else refers to a race may end later
+        self.asked = None
+        try:
+            self.steps.close()
+            if self.begun:
+                self.journal.end()
+        finally:
+            self.begun = False
+            with relaxed():
+                while self.graphs:
+                    self.graphs.pop().close()
+            self.entrants.clear()
+            vars(self).pop("operands", None)  # what else refers to a race may end later
 
     # --- The steps ---
 
@@ -257,17 +267,17 @@ class Race:
         """What a job gives that a call of the product does, on the race's stream."""
         self.asked = job
         yield lambda: self.asked is None
-        if isinstance(self.found, Exception):
-            raise self.found
-        found: _T = self.found
-        return found
+        found, self.found = self.found, None
+        if isinstance(found, torch.OutOfMemoryError):
+            raise NoRaceError("torch has less memory than it had")
+        if isinstance(found, Exception):
+            raise found
+        return cast(_T, found)
 
     def _afford(self, us: float) -> Steps[None]:
         if not self.tempo.allows(us):
             yield partial(self.tempo.allows, us)
         self.tempo.spent += us
-        if not self.operands.is_whole():
-            raise NoRaceError("the memory of its weight was freed")
 
     def _make_operands(self) -> Steps[None]:
         """Takes the block and fills it."""
@@ -284,10 +294,16 @@ class Race:
             raise NoRaceError(f"torch has no {layout.nbytes >> 20} MiB that are free, or the GPU not twice as many")
 
         def allocate(call: Call) -> tuple[block.Operands, Mark]:
+            if fills_what_is_empty():
+                raise NoRaceError("torch fills what is allocated")
+            reserved = torch.cuda.memory_reserved(index)
             memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.plan.device)
+            if torch.cuda.memory_reserved(index) > reserved:
+                raise NoRaceError("torch had to ask the driver for its memory")
             mark = Mark()
             mark.set(call.stream)
-            return block.Operands(self.product.problem, layout, memory, call.b if layout.own else None), mark
+            own_address = call.b.data_ptr() if layout.own else None
+            return block.Operands(self.product.problem, layout, memory, own_address), mark
 
         self.operands, mark = yield from self._at_call(allocate)
         if not mark.passed():  # what used the memory before has not ended
@@ -304,11 +320,11 @@ class Race:
             entrant.count = launches_of(entrant.us)
             first = self._graph(entrant, [operands.values(entrant.plan, 0, into)])
             entrant.graph = self._graph(entrant, [operands.values(entrant.plan, i) for i in range(entrant.count)])
+            operands.prepare(into, own)
+            yield from self._afford(entrant.us + 2 * operands.layout.places["expected"][1] / BYTES_A_US)
             if not is_incumbent:
                 self.journal.begin(problem, entrant.selection)
                 self.begun = True
-            operands.prepare(into, own)
-            yield from self._afford(entrant.us + 2 * operands.layout.places["expected"][1] / BYTES_A_US)
             yield from self._launch(first)
             found = operands.result(into, own)
             if is_incumbent:
@@ -319,11 +335,13 @@ class Race:
             why = f"{error}".splitlines()[0]
         if is_incumbent and why is not None:
             raise NoRaceError(why)
-        if not is_incumbent:
+        was_launched, self.begun = self.begun, False
+        if was_launched:
             self.journal.end()
-            self.begun = False
         if why is not None:
-            if operands.own_b is None:  # which the application may have written meanwhile
+            if operands.own_address is not None:
+                raise NoRaceError(f"{why}: the application may have written its weight")
+            if was_launched:
                 self.journal.failed(problem, entrant.selection, why)
             log.debug("%s is left out: %s", entrant.selection, why)
             self.entrants.remove(entrant)
@@ -343,18 +361,29 @@ class Race:
         """Has a call launch a graph; the microseconds that it has taken."""
         job, stream = turns.job, self.stream
         assert stream is not None
-        while True:
-            if background.is_held():
-                yield lambda: not background.is_held()
-            job.begin(self.product.index, stream, graph.graph, graph.ended)
-            yield lambda: job.launched >= 0 or job.until < 0
-            if job.launched >= 0:  # else it was withdrawn, by `background.held`
-                break
-        if job.launched:
-            raise driver.DriverError("cuGraphLaunch", job.launched)
+        if self.has_own_b:
+            error = yield from self._at_call(partial(self._beside, graph))
+        else:
+            while True:
+                yield lambda: not (background.is_held() or is_profiling())
+                job.begin(self.product.index, stream, graph.graph, graph.ended)
+                if background.is_held():  # since it was asked
+                    job.withdraw()
+                yield lambda: job.launched >= 0 or (job.withdrawn and job.is_idle())
+                if job.launched >= 0:  # else it was withdrawn, by `background.held`
+                    break
+            error = job.launched
+        if error:
+            raise driver.DriverError("cuGraphLaunch", error)
         while (us := graph.read()) is None:
             yield None
         return us
+
+    def _beside(self, graph: TimedGraph, call: Call) -> int:
+        """Launches a graph that reads the call's own b; the driver's error, or 0."""
+        if call.b.data_ptr() != self.operands.own_address:
+            raise NoRaceError("its weight is elsewhere now")
+        return launch(graph.graph, graph.ended, call.stream)
 
     def _sample(self, entrant: Entrant) -> Steps[float]:
         """Microseconds of a launch."""

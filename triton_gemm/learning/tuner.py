@@ -29,6 +29,9 @@ from .statistics import LONGEST_US, Product, Tempo
 AT_ONCE = 4  # races, of which one has memory, and the others wait for workers and to load modules
 LOOK_S, SOON_S = 0.1, 0.004  # between looks of the thread aside; and while there are samples
 STALE_S, AGAIN_S = 30.0, 60.0  # a race that could not go on for so long is given up; and is tried again then
+HELD_S, LEAST_FREE = 300.0, 512 << 20  # and one that has memory for so long, or leaves the GPU fewer bytes
+FAILURES, FINISH_S = 3, 2.0  # errors after which nothing is learned any more; how long the end of a process waits
+LOST = 700  # CUDA's errors from here on, as of an illegal access, are those of a GPU that runs nothing any more
 log = logging.getLogger("triton_gemm.learning")
 
 
@@ -37,12 +40,14 @@ class Tuner:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.here = threading.RLock()  # a signal's handler may end a rule
+        self.here = threading.Lock()
+        self.finished, self.failures = False, 0
         self.products: dict[Any, Product] = {}
         self.tempo = Tempo()
         self.thread: threading.Thread | None = None
         self.races: dict[Product, Race] = {}
         self.broken = False
+        self.since = self.free_at = -math.inf  # when a race was given its memory, and the GPU's was looked at
 
     def new(self, plan: GemmPlan) -> None:
         problem, selection = plan.problem, plan.selection
@@ -59,8 +64,9 @@ class Tuner:
             keep(self.products, key, found, MAX_PLANS)
         found.add(plan)
         if self.thread is None:
-            self.thread = threading.Thread(target=self._look_on, name="triton_gemm learner", daemon=True)
-            self.thread.start()
+            thread = threading.Thread(target=self._look_on, name="triton_gemm learner", daemon=True)
+            thread.start()
+            self.thread = thread
 
     def _is_known(self, plan: GemmPlan) -> bool:
         """Whether it was learned before, with the same versions, that a plan's kernel is the fastest."""
@@ -72,7 +78,7 @@ class Tuner:
 
     def _look_on(self) -> None:
         allow_during_captures()
-        while True:
+        while not self.finished:
             time.sleep(self.look())
 
     def look(self) -> float:
@@ -80,10 +86,11 @@ class Tuner:
         begin = time.thread_time()
         with self.here:
             try:
-                if turns.active() and not self.broken:
+                if turns.active() and not (self.broken or self.finished):
                     self._count()
-                    self._choose()
-                    self._go_on()
+                    if not background.is_held():
+                        self._choose()
+                        self._go_on()
                 elif self.races:
                     self._give_up(*self.races.values())
             except Exception as error:
@@ -107,22 +114,32 @@ class Tuner:
         """Begins races, of what has not been raced yet and has taken most of the GPU's time first."""
         now = self.clock()
         if len(self.races) < AT_ONCE:
-            paying = [x for x in list(self.products.values()) if x.pays(now) and x not in self.races and x.plans]
+            paying = [x for x in list(self.products.values()) if x.pays(now) and x not in self.races]
             paying.sort(key=lambda x: (bool(x.ranked), -x.worth))
-            for product in paying[: AT_ONCE - len(self.races)]:
-                plan = product.plans[0]
+            alive = ((x, plans[0]) for x in paying if (plans := x.plans))
+            for product, plan in islice(alive, AT_ONCE - len(self.races)):
                 l2 = torch.cuda.get_device_properties(plan.index).L2_cache_size
                 self.races[product] = Race(product, plan, device_info(plan.device), l2, self.tempo, self.clock)
 
     def _go_on(self) -> None:
         for race in list(self.races.values()):
-            if not any(x.has_turn for x in self.races.values()) and race.is_prepared and not background.is_held():
-                race.has_turn, race.at = True, self.clock()
+            if self.finished or background.is_held():
+                return
+            if not any(x.has_turn for x in self.races.values()) and race.is_prepared:
+                race.has_turn = True
+                race.at = self.since = self.clock()
             try:
                 with torch.cuda.device(race.product.index):
                     outcome = race.go_on()
             except NoRaceError as why:
                 log.debug("%s is not raced now: %s", problem_text(race.product.problem), why)
+                self._give_up(race)
+                continue
+            except Exception as error:
+                self.failures += 1
+                if self.failures >= FAILURES or getattr(error, "error", 0) >= LOST:
+                    raise
+                log.warning("%s is not raced: %s: %s", problem_text(race.product.problem), type(error).__name__, error)
                 self._give_up(race)
                 continue
             now = self.clock()
@@ -131,11 +148,18 @@ class Tuner:
             if outcome is not None:
                 self._end(race)
                 self._learn(race, outcome)
-            elif now > min(race.product.at, race.at) + STALE_S:
+            elif now > min(race.product.at, race.at) + STALE_S or (race.has_turn and self._holds_too_much(race, now)):
                 self._give_up(race)
             elif race.asked is not None:
                 for plan in race.product.plans:
                     plan.turn.ask(True)
+
+    def _holds_too_much(self, race: Race, now: float) -> bool:
+        """Whether it has its memory too long, or others want it; looked at each second."""
+        if now < self.free_at + 1:
+            return False
+        self.free_at = now
+        return now > self.since + HELD_S or torch.cuda.mem_get_info(race.product.index)[0] < LEAST_FREE
 
     def _learn(self, race: Race, outcome: Outcome) -> None:
         """Has calls run on the winner from now on, and stores it. The others are raced against it later."""
@@ -188,11 +212,15 @@ class Tuner:
     def _break(self, error: Exception) -> None:
         log.warning("nothing is learned any more in this process: %s: %s", type(error).__name__, error)
         self.broken = True
-        self._give_up(*self.races.values())
+        for race in list(self.races.values()):
+            try:
+                self._give_up(race)
+            except Exception:
+                log.debug("a race does not end", exc_info=True)
 
     def _give_up(self, *races: Race) -> None:
         """Ends these, which may begin again later."""
-        for race in races:
+        for race in list(races):
             race.product.not_before = self.clock() + AGAIN_S
             self._end(race)
 
@@ -200,13 +228,28 @@ class Tuner:
         self.races.pop(race.product, None)
         race.close()
 
-    def stop(self, wait_s: float = -1) -> None:
-        """wait_s: for the thread aside, which else does it when it looks."""
-        if self.here.acquire(wait_s >= 0, wait_s):
+    def stop(self) -> None:
+        """May come anywhere, also amid a call or a look, by a signal's handler or the garbage collector. What cannot be
+        ended here ends when the thread aside looks."""
+        turns.job.withdraw()
+        if self.here.acquire(blocking=False):
             try:
-                self._give_up(*self.races.values())
+                if turns.job.is_idle():
+                    self._give_up(*self.races.values())
             finally:
                 self.here.release()
+
+    def finish(self) -> None:
+        """At the end of the process. The thread aside ends first: Python would stop it amid a function of torch's."""
+        self.finished = True
+        turns.job.withdraw()
+        for product in list(self.products.values()):
+            for plan in product.plans:
+                plan.turn.ask(False)
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(FINISH_S)
+            if not self.thread.is_alive():
+                self.stop()
 
 
 def _key(plan: GemmPlan) -> Any:

@@ -10,6 +10,7 @@ calls run on instead.
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..compat import free_in_children, in_transform, launch_hooks, must_dispatch
+from ..compat import free_in_children, in_transform, is_profiling, launch_hooks, must_dispatch
 from ..hardware import driver
 from ..hardware.graphs import launch as launch_graph
 from ..selection import generation
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .plan import GemmPlan
 
 NEVER = 1 << 62  # calls
+log = logging.getLogger("triton_gemm.learning")
 
 
 class Turn:
@@ -52,7 +54,9 @@ class Turn:
 
 
 class Job(ctypes.Structure):
-    """As C++ has it (`compat/cpp/launch.h`)."""
+    """As C++ has it (`compat/cpp/launch.h`). withdrawn: whether no call is to launch it any more."""
+
+    withdrawn = True
 
     _fields_ = (
         *((name, c_int64) for name in ("until", "inside", "launched", "device")),
@@ -60,24 +64,45 @@ class Job(ctypes.Structure):
     )
 
     def begin(self, device: int, stream: int, graph: int, ended: int) -> None:
-        """Has the next call on that stream launch a graph and record an event. The job before has ended."""
+        """Has the next call on that stream launch a graph and record an event. Waits for the end of the one before."""
+        self._wait()
         self.launch, self.record = driver.address_of("cuGraphLaunch"), driver.address_of("cuEventRecord")
         self.launched, self.device, self.stream, self.graph, self.ended = -1, device, stream, graph, ended
+        self.withdrawn = False
         self.until = 1  # the last, as threads look at it first
 
+    def withdraw(self) -> None:
+        """No call begins to launch it any more."""
+        self.until, self.withdrawn = -1, True
+
+    def is_idle(self) -> bool:
+        """Whether no thread is launching it, this one included: a signal's handler may come amid `run`."""
+        if not _launching.acquire(blocking=False):
+            return False
+        _launching.release()
+        return not self.inside
+
     def end(self) -> None:
-        """There is none. No thread launches it afterwards."""
-        self.until = -1
-        with _launching:
-            pass
-        while self.inside:
+        """There is none. No other thread launches it afterwards."""
+        self.withdraw()
+        self._wait()
+
+    def _wait(self) -> None:
+        while not self.is_idle() and _runner != threading.get_ident():
             time.sleep(0)
 
     def run(self, device: int, stream: int) -> None:
         """In Python, of a call that Python has launched."""
-        with _launching:
-            if self.until > 0 and (self.device, self.stream) == (device, stream) and not is_watched():
-                self.until, self.launched = 0, launch_graph(self.graph, self.ended, stream)
+        global _runner
+        if _launching.acquire(blocking=False):  # or another thread does, or this one before a signal came
+            try:
+                _runner = threading.get_ident()
+                if self.until > 0 and (self.device, self.stream) == (device, stream) and not is_watched():
+                    self.until = 0
+                    self.launched = launch_graph(self.graph, self.ended, stream)
+            finally:
+                _runner = None
+                _launching.release()
 
 
 class Learner(Protocol):
@@ -88,11 +113,13 @@ class Learner(Protocol):
         """A call of a plan was launched, on this second operand and this stream. It never raises."""
 
     def stop(self) -> None:
-        """Nothing learns any more: ends what is under way, and gives its memory back."""
+        """Nothing learns any more: ends what is under way, and gives its memory back, soon."""
 
 
 job = Job(-1, launched=-1)
-_launching = free_in_children(threading.RLock())  # a job, by Python
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(job))  # C++ has its address, also when Python ends
+_launching = free_in_children(threading.Lock())  # a job, by Python
+_runner: int | None = None  # the thread that has it
 make: Callable[[], Learner] | None = None  # set by `learning`, which is above
 active: Callable[[], bool] = bool  # whether a rule learns; set by `functional.routing`, which is above
 counts: Counter[str] = Counter()  # of what was learned, for `report_routing`
@@ -114,9 +141,12 @@ def end() -> None:
 
 
 def give(plan: GemmPlan) -> None:
-    """Gives a new plan a turn, if there is a learner and it wants that."""
+    """Gives a new plan a turn, if there is a learner and it wants that. It never raises."""
     if _learner is not None:
-        _learner.new(plan)
+        try:
+            _learner.new(plan)
+        except Exception as error:
+            log.warning("a GEMM is not raced: %s: %s", type(error).__name__, error)
 
 
 def count(turn: Turn, device: int, stream: int) -> None:
@@ -127,8 +157,14 @@ def count(turn: Turn, device: int, stream: int) -> None:
 
 
 def is_watched() -> bool:
-    """Whether nothing may be launched beside a call here: under capture, or by whoever watches."""
-    return bool(torch.cuda.is_current_stream_capturing() or must_dispatch() or in_transform() or launch_hooks())
+    """Whether nothing may be launched beside a call here: under capture, or by whoever watches, in any thread."""
+    return bool(
+        torch.cuda.is_current_stream_capturing()
+        or is_profiling()
+        or must_dispatch()
+        or in_transform()
+        or launch_hooks()
+    )
 
 
 def tell(plan: GemmPlan, b: torch.Tensor, stream: int) -> None:
