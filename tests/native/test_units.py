@@ -37,7 +37,10 @@ BUGS: dict[str, dict[str, tuple[str, str]]] = {
         "map-of-another-operand": ("(addresses[which])", "(addresses[0])"),
         "job-of-another-stream": ("device == of_device && stream == of", "device == of_device"),
         "job-of-another-device": ("device == of_device && stream == of", "stream == of"),
-        "job-launched-again": ("__atomic_sub_fetch(&until, 1, __ATOMIC_SEQ_CST) == 0", "until == 1"),
+        "job-launched-again": (
+            "__atomic_compare_exchange_n(&until, &waiting, 0,",
+            "__atomic_compare_exchange_n(&waiting, &waiting, 0,",
+        ),
         "job-under-capture": ("if (is_captured(driver, of)) {", "if (false) {"),
         "job-lost-by-a-capture": ("int64_t taken = 0;", "int64_t taken = 7;"),
         "job-s-threads-not-counted": ("__atomic_fetch_add(&inside, 1,", "__atomic_fetch_add(&inside, 0,"),

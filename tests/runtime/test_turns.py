@@ -49,6 +49,7 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Learner:
     monkeypatch.setattr(turns, "_learner", found)
     monkeypatch.setattr(turns, "active", lambda: True)
     monkeypatch.setattr(turns, "job", turns.Job(-1, launched=-1))
+    monkeypatch.setattr(turns, "run_job", None)  # what a test before has loaded
     return found
 
 
@@ -198,10 +199,14 @@ def test_a_plan_without_a_turn_is_never_left_to_python(
     assert calls.by_cpp(5000) == [True] * 5000 and learner.turns == 0
 
 
-def test_python_s_own_calls_count_too(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn, begun = calls.plan.turn, []
-    monkeypatch.setattr(turns, "launch_graph", lambda *of: begun.append(of) or 3)
-    monkeypatch.setattr(turns.driver, "address_of", lambda _: 0)
+@pytest.mark.parametrize("by_cpp", [True, False])
+def test_python_s_own_calls_count_too(
+    by_cpp: bool, calls: Calls, learner: Learner, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, begun = calls.plan.turn, graphs.begun
+    if not by_cpp:  # as without the extension
+        monkeypatch.setattr(turns, "run_job", None)
+        monkeypatch.setattr(turns, "launch_graph", lambda *of: begun.extend(BEGUN) or 3)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
     assert turn is not None
     turn.calls()
@@ -215,7 +220,7 @@ def test_python_s_own_calls_count_too(calls: Calls, learner: Learner, monkeypatc
         calls.plan.run(A, B, C)
     assert not begun
     calls.plan.run(A, B, C), calls.plan.run(A, B, C)
-    assert learner.turns == 3 and begun == [(11, 22, 0)] and turns.job.launched == 3
+    assert learner.turns == 3 and begun == BEGUN and turns.job.launched == (0 if by_cpp else 3)
 
 
 def test_nothing_is_told_while_no_rule_learns(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,8 +92,12 @@ class Job(ctypes.Structure):
             time.sleep(0)
 
     def run(self, device: int, stream: int) -> None:
-        """In Python, of a call that Python has launched."""
+        """Of a call that Python has launched. By C++ where there is the extension, so that one thread alone does it."""
         global _runner
+        if run_job is not None:
+            if not is_watched():
+                run_job(ctypes.addressof(self), device, stream)
+            return
         if _launching.acquire(blocking=False):  # or another thread does, or this one before a signal came
             try:
                 _runner = threading.get_ident()
@@ -120,6 +124,7 @@ job = Job(-1, launched=-1)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(job))  # C++ has its address, also when Python ends
 _launching = free_in_children(threading.Lock())  # a job, by Python
 _runner: int | None = None  # the thread that has it
+run_job: Callable[[int, int, int], None] | None = None  # C++'s, once the extension is loaded
 make: Callable[[], Learner] | None = None  # set by `learning`, which is above
 active: Callable[[], bool] = bool  # whether a rule learns; set by `functional.routing`, which is above
 counts: Counter[str] = Counter()  # of what was learned, for `report_routing`
@@ -177,5 +182,7 @@ def tell(plan: GemmPlan, b: torch.Tensor, stream: int) -> None:
 
 def forget() -> None:
     """In a forked child: what its parent was learning is not its own. It learns anew where a rule begins there."""
-    global _learner
-    _learner, job.until, job.inside = None, -1, 0
+    global _learner, _runner
+    _learner = _runner = None
+    job.withdraw()
+    job.inside = 0

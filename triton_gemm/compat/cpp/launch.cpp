@@ -84,8 +84,9 @@ bool is_captured(const Driver& driver, CUstream stream) {
 
 void Job::count(const Driver& driver, int of_device, CUstream of) {
   __atomic_fetch_add(&inside, 1, __ATOMIC_SEQ_CST);  // from here on Python changes nothing but `until`
+  int64_t waiting = 1;
   if (__atomic_load_n(&until, __ATOMIC_SEQ_CST) > 0 && device == of_device && stream == of &&
-      __atomic_sub_fetch(&until, 1, __ATOMIC_SEQ_CST) == 0) {
+      __atomic_compare_exchange_n(&until, &waiting, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
     if (is_captured(driver, of)) {
       int64_t taken = 0;  // and not withdrawn meanwhile
       __atomic_compare_exchange_n(&until, &taken, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);

@@ -69,8 +69,8 @@ bool is_captured(const Driver& driver, CUstream stream);
 // record
 // (`runtime.turns.Job`), and changes all but `inside` where no thread may be launching it.
 struct Job {
-  int64_t until;   // calls on the stream until it is launched; 0: a thread has taken it; less: there is none
-  int64_t inside;  // threads that may be launching it
+  int64_t until;     // 1: a call is to launch it; 0: a thread has taken it; less: there is none
+  int64_t inside;    // threads that may be launching it
   int64_t launched;  // the driver's error, once it is launched; before less than 0
   int64_t device;
   CUstream stream;

@@ -164,6 +164,18 @@ PyObject* forget_workspaces(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// run_job(address, device, stream): as `Job::count`, of a call that Python has launched.
+PyObject* run_job(PyObject*, PyObject* given) {
+  unsigned long long address, stream;
+  int device;
+  if (!PyArg_ParseTuple(given, "KiK", &address, &device, &stream)) return nullptr;
+  {
+    const WithoutGil others_may_run;
+    reinterpret_cast<Job*>(address)->count(*state.driver, device, reinterpret_cast<CUstream>(stream));
+  }
+  Py_RETURN_NONE;
+}
+
 // forget_stand_ins(): has Python decide again on each call that runs on a stand-in.
 PyObject* forget_stand_ins(PyObject*, PyObject*) {
   state.stand_ins.fetch_add(1, std::memory_order_acq_rel);
@@ -324,6 +336,7 @@ PyMethodDef functions[] = {{"setup", setup, METH_O, nullptr},
                            {"connect", connect, METH_VARARGS, nullptr},
                            {"forget_workspaces", forget_workspaces, METH_NOARGS, nullptr},
                            {"forget_stand_ins", forget_stand_ins, METH_NOARGS, nullptr},
+                           {"run_job", run_job, METH_VARARGS, nullptr},
                            {"follow", follow, METH_VARARGS, nullptr},
                            {"group", group, METH_NOARGS, nullptr},
                            {"register", register_, METH_VARARGS, nullptr},
