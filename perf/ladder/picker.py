@@ -1,5 +1,5 @@
 """`make explore` also writes a page on which a reader guesses which of six candidates is the fastest for a GEMM, and
-then sees the times of all, the cost model's choice and torch's among them.
+then sees the times of all, the cost model's choice among them, and torch's where it was timed.
 
 Everything on it is from the committed records of `perf.tuning` of GEMMs that were drawn at random.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -18,6 +19,7 @@ from perf.ladder.explorer import PAGE as EXPLORER
 from perf.ladder.explorer import filled
 from perf.measure import environment
 from perf.measure.environment import RESULTS
+from triton_gemm.hardware.gpus import bandwidth, named_device, rate
 
 PAGE = EXPLORER.with_name("picker.html")
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -71,6 +73,14 @@ def puzzles(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
+def peaks(gpu: str) -> tuple[float, float] | None:
+    """Bytes and FLOP in a microsecond by page 0 of the ladder, of a GPU that has a data sheet."""
+    with suppress(ValueError):
+        device = named_device(gpu)
+        return bandwidth(device), 2 * device.num_sms * rate(device, "half")
+    return None
+
+
 def found() -> list[dict[str, Any]]:
     """The GEMMs by GPU. Of a GEMM in several records the newest counts."""
     records: dict[str, list[dict[str, Any]]] = {}
@@ -83,7 +93,15 @@ def found() -> list[dict[str, Any]]:
         by_sizes = {(*x["sizes"], x["layout"]): x for record in of_gpu for x in puzzles(record)}
         made = [f"{environment.named(x['environment'])}, {environment.place(x['environment'])}" for x in of_gpu]
         sms = of_gpu[-1]["environment"]["num_sms"]
-        gpus.append({"name": gpu, "sms": sms, "made": [*dict.fromkeys(made)], "puzzles": [*by_sizes.values()]})
+        gpus.append(
+            {
+                "name": gpu,
+                "sms": sms,
+                "peaks": peaks(gpu),
+                "made": [*dict.fromkeys(made)],
+                "puzzles": [*by_sizes.values()],
+            }
+        )
     return gpus
 
 

@@ -33,9 +33,11 @@ def peaks(results: Results, folder: Path) -> str:
         tbs = bandwidth(gpu) / 1e6
         rates = [formats.number(peak(gpu, mode)) for mode in MODES]
         ridges = [f"{peak(gpu, mode) / tbs:.0f}" for mode in MODES]
-        rows.append([gpu.name.removeprefix("NVIDIA "), gpu.num_sms, *rates, f"{tbs:.2f}", *ridges])
+        clocks = " / ".join(dict.fromkeys(f"{roofline.clock(gpu, mode):,.0f}" for mode in MODES))
+        rows.append([gpu.name.removeprefix("NVIDIA "), gpu.num_sms, *rates, f"{tbs:.2f}", *ridges, clocks])
     columns = ["GPU", "SMs", *(f"{name}, TFLOPS" for name in MODES.values()), "memory, TB/s"]
-    return formats.table([*columns, *(f"FLOP a byte, {name}" for name in MODES.values())], rows)
+    columns += [f"FLOP a byte, {name}" for name in MODES.values()]
+    return formats.table([*columns, "MHz: fp32 units / tensor cores"], rows)
 
 
 def bounds(results: Results, folder: Path) -> str:

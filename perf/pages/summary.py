@@ -159,12 +159,12 @@ def _named(sweep: Sweep) -> Iterator[tuple[str, Score]]:
 
 
 def climb(record: Record) -> str:
-    """What the first and the last rung reach, in a sentence: the block `climb`."""
+    """What the last rung reaches, in a sentence that leaves the others to guess: the block `climb`."""
     steps = [step for step in views.ladder(record) if step.tflops]
     if not steps:
         return "No rung's speed is committed yet."
-    first, last = steps[0], steps[-1]
+    last = steps[-1]
     size, share = views.ladder_size(record), formats.percent(last.share(last.rung.name))
-    ends = [f"{step.rung.id} reaches {formats.number(step.tflops)} TFLOPS" for step in (first, last)]
     of = f", {share} of cuBLAS in the same precision" if share else ""
-    return f"On one {record.environment['gpu']}, at M = N = K = {size}, {ends[0]} and {ends[1]}{of}."
+    reached = f"{last.rung.id} reaches {formats.number(last.tflops)} TFLOPS"
+    return f"On one {record.environment['gpu']}, at M = N = K = {size}, {reached}{of}."

@@ -133,6 +133,14 @@ def test_it_lists_and_checks(run: Run) -> None:
     assert status == 1 and "not filled in yet: the tile comes back, but" in out
 
 
+def test_inside_their_folder_it_checks_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("start")
+    monkeypatch.chdir("gemm_exercises")
+    status, out, _ = run("check", "1")
+    assert status == 1 and "not filled in yet: " in out
+    assert "0 of 13 exercises copied to .;" in run("start")[1] and not Path("gemm_exercises").exists()
+
+
 def test_it_prints_json_for_grading(run: Run) -> None:
     run("start")
     text = EXERCISES[0].filled(EXERCISES[0].solution)
@@ -256,6 +264,7 @@ def test_a_run_is_shown_and_a_wrong_one_looks_wrong(run: Run) -> None:
     def says(scene: dict[str, Any]) -> str:
         return " ".join(step["says"] for step in scene["steps"])
 
+    assert " 1 elements" not in says(wrong[2]) + says(right[1]) and " 1 sectors" not in says(right[1])
     assert "32 elements in 32 sectors" in says(wrong[1]) and "32 sectors" not in says(right[1])
     outside = [cell for step in wrong[2]["steps"] for cell in step["cells"] if cell[1] == "outside"]
     assert ["a", "outside", 0, 45, 16, 3] in outside and "outside" not in right[2]["key"]

@@ -251,6 +251,8 @@ def test_a_browser_shows_what_python_looks_up(found: explorer.Explored, tmp_path
     assert "trust the order, not the times" in verdict(text)
     for figure in ("registers", "programs", "patch", "bytes_per_flop"):
         assert f"<td>{found.at(figure, **where)}</td>" in text
+    by_power = opened(page, tmp_path, "#k08-128x256x64-8-3-8-h200-4096x4096x4096")
+    assert "686 TFLOPS predicted" in verdict(by_power)  # as the ceiling; 687 by the time in whole us
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")

@@ -11,6 +11,7 @@ from perf.common import formats
 from perf.ladder.drawings import traces
 from perf.measure import roofline
 from perf.pages import limits, rung_page
+from triton_gemm.hardware.device import RESERVED, SHARED_MEMORY
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.ladder import LADDER
 
@@ -30,6 +31,10 @@ def test_sums_by_hand() -> None:
     assert row("fp32 units")[1:4] == ["192", "2,054", "60"]  # 137.4 / 66.9 ms; 201 MB / 3.352 TB/s
     assert row("16 bits")[1:4] == ["96", "139", "30"]
     assert row("H100")[2:6] == ["66.9", "495", "989", "3.35"] and row("H100")[6] == "20"
+    assert row("H100")[-1] == "1,980 / 1,830" and row("A100")[-1] == "1,410"
+    assert [row(name)[2] for name in ("k06", "k08")] == ["24", "144"]  # 2 slots of 12 KiB, and 3 of 48
+    most, own = SHARED_MEMORY[HOPPER] // 2**10, RESERVED // 2**10
+    assert f"has {most + own} KiB of shared memory. A program may ask\nfor {most} of them" in PAGE.read_text()
     assert row("k03")[-4:] == ["5", "25", "16", "5"]  # 65536 / 96 / 128; 228 / (8 + 1); 2048 / 128
 
 

@@ -16,6 +16,8 @@ from perf.common.files import read_json
 from perf.ladder import picker
 from perf.measure.environment import RESULTS
 from tests.perf.test_explorer import BROWSER, opened
+from tests.perf.test_limits import row as limits_row
+from triton_gemm.hardware.gpus import bandwidth, named_device
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,9 @@ def test_the_page_is_one_file_of_what_the_records_have(found: list[dict[str, Any
     (h200,) = (gpu for gpu in found if gpu["name"] == "NVIDIA H200")
     (one,) = (x for x in h200["puzzles"] if product["product"].startswith("x".join(map(str, x["sizes"])) + " "))
     assert [*map(list, zip(one["us"], one["names"], strict=True))] == product["times"]
+    memory, units = h200["peaks"]
+    assert (memory, f"{units / 1e6:.0f}") == (bandwidth(named_device("h200")), limits_row("H200")[4])
+    assert picker.peaks("NVIDIA of another name") is None
     assert (one["torch"], one["names"][one["choice"]]) == (product["torch_us"], product["choice"])
 
 

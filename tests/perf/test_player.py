@@ -12,7 +12,7 @@ import pytest
 from perf.ladder import player
 from perf.ladder.drawings import pictures, replay, traces
 from tests.perf.test_explorer import BROWSER, opened
-from triton_gemm.ladder.exercises.player import page, rectangles
+from triton_gemm.ladder.exercises.player import page, rectangles, scene
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +97,12 @@ def test_it_plays_by_keyboard_on_a_phone_in_the_dark(scenes: dict[str, Any], nam
     steps = scenes[name].get("steps")
     assert seen["hash"] == f"#{name}-{len(steps) - 1 if steps else 240}"
     assert seen["says"] == steps[-1]["says"] if steps else "loads: 16 ended; products: 16 ended" in seen["says"]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.parametrize(("wrong", "fragment", "place"), [("it is wrong.", "", 2), (None, "", 0), ("no.", "#own-1", 1)])
+def test_a_wrong_run_opens_at_its_last_step(wrong: str | None, fragment: str, place: int, tmp_path: Path) -> None:
+    grid = {"name": "a", "label": "a", "rows": 1, "columns": 3, "x": 0, "y": 0}
+    steps = [{"says": f"step {i}.", "cells": [("a", "load", 0, i, 1, 1)]} for i in range(3)]
+    text = page([scene("own", "One run", grids=[grid], steps=steps, wrong=wrong)])
+    assert f">step {place}.</" in opened(text, tmp_path, fragment)

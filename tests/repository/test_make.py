@@ -144,3 +144,10 @@ def test_the_readme_of_tests_names_those_of_every_kernel() -> None:
         assert f"test_{kernel}.py" in tests[kernel] and f"test_compile_{kernel}.py" in tests[kernel]
     for path in re.findall(r"`(\S+\.py)`", " ".join(tests.values())):
         assert (ROOT / "tests" / path).exists(), path
+
+
+def test_the_readme_installs_what_exploring_needs() -> None:
+    """Beside torch, which brings Triton, and NumPy, which the interpreter needs."""
+    (needed,) = re.findall(r"^explore: .*\n\t\$\(call need,(.*)\)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (named,) = re.findall(r"^pip install '\.\[interpreter\]' (.*?) *#", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert {*needed.split()} - {"torch", "triton", "numpy"} <= {*named.split()}

@@ -131,9 +131,11 @@ def _tile(exercise: Any, solution: Any) -> None:
     if any(not isinstance(x, int) or x < 16 or x & (x - 1) for x in (m, n, k)):
         raise WrongError(f"the tile is {m} x {n} x {k}; Triton takes powers of two, and `tl.dot` 16 at least.")
     gpu, config = named_device("a100"), TileConfig(m, n, k, exercise.NUM_WARPS, exercise.NUM_STAGES)
-    why = config.illegal(gpu, 4, 4, tensor_cores=False, buffers=config.buffers(gpu.capability))
+    slots = config.buffers(gpu.capability)
+    why = config.illegal(gpu, 4, 4, tensor_cores=False, buffers=slots)
     if why is not None:
-        raise WrongError(f"a tile of {m} x {n} x {k} does not fit: {why}.")
+        ring = f" {slots} slots of ({m} + {n}) x {k} x 4 bytes, one fewer than NUM_STAGES (k06), and 256 to spare."
+        raise WrongError(f"a tile of {m} x {n} x {k} does not fit: {why}." + ring * ("shared memory" in why))
     M, N, K = max(m, 64), max(n, 64), max(k, 32)
     trace = traced(exercise, make_operands(M, N, K))
     equals_product(trace)
@@ -254,12 +256,18 @@ def _tf32(exercise: Any, solution: Any) -> None:
     x[0, len(cases) - 1] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)  # with the last bit alone
     out, wanted = torch.empty_like(x), torch.empty_like(x)
     traced(exercise, {"x": x, "out": out})
+    read = (out.view(torch.int32) & -0x2000).view(torch.float32)  # what a tensor core reads
     for i, (given, rounded, why) in enumerate(cases):
         value = float(out[0, i])
+        if rounded != rounded and value != value and not read[0, i].isnan():
+            raise WrongError(
+                f"a NaN becomes one of the bits 0x{int(out.view(torch.int32)[0, i]) & 0xFFFFFFFF:08X}. A tensor core "
+                "ignores the last 13, and reads infinity: set a bit of the mantissa above them."
+            )
         if value != rounded and not (value != value and rounded != rounded):
             raise WrongError(f"{given:.9g} becomes {value:.9g}, and should become {rounded:.9g}: it is {why}.")
     solution.run(x, wanted)
-    same = same_bits(out, wanted) | x.isnan()
+    same = same_bits(out, wanted) | x.isnan()  # of which any is right that is still one when it is read
     if not same.all():
         i = int((~same).nonzero()[0, 1])
         raise WrongError(f"{float(x[0, i]):.9g} becomes {float(out[0, i]):.9g}, and should become {wanted[0, i]:.9g}.")

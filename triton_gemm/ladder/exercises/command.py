@@ -40,7 +40,7 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
     )
     parser.add_argument("numbers", nargs="*", type=int, metavar="N", help="of exercises; `check` without checks all")
     parser.add_argument("--number", type=int, default=1, metavar="I", help="which hint, default 1")
-    parser.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"where they are, default ./{FOLDER}")
+    parser.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"default ./{FOLDER}, or . inside of it")
     parser.add_argument("--json", action="store_true", help="of `check` and `list`: print JSON")
     parser.add_argument("--show", action="store_true", help="of `check`: write a page that plays what each file does")
     given = parser.parse_args(arguments)
@@ -49,6 +49,12 @@ def main(arguments: Sequence[str], parser_class: type[argparse.ArgumentParser] =
             parser.error(f"there are exercises 1 to {len(EXERCISES)}, and no {number}")
     chosen = [EXERCISES[number - 1] for number in given.numbers] or list(EXERCISES)
     try:
+        if (
+            given.folder == Path(FOLDER)
+            and not given.folder.exists()
+            and any(_file(one, Path()).exists() for one in chosen)
+        ):
+            given.folder = Path()  # typed inside of it
         if given.what == "start":
             return _start(chosen, given.folder)
         is_there = given.folder.is_dir()

@@ -108,16 +108,20 @@ def _step(trace: Trace, access: Access) -> dict[str, Any]:
     if access.kind == "dot":
         return {"says": f"program {named(access.program)} multiplies.", "cells": []}
     verb = {"load": "loads", "store": "stores", "outside": "goes beyond"}[access.kind]
-    says = f"program {named(access.program)} {verb} {access.operand}: {len(access.rows)} elements"
+    says = f"program {named(access.program)} {verb} {access.operand}: {_counted(len(access.rows), 'element')}"
     cells: list[Cell] = []
     if 0 < len(access.rows) <= WARP and access.kind != "outside":
-        says += f" in {access.sectors()} sectors"
+        says += f" in {_counted(access.sectors(), 'sector')}"
         x = trace.operands[access.operand]
         each = SECTOR // x.element_size()
         begin = {(int(row), int(i) // each * each) for row, i in zip(access.rows, access.columns, strict=True)}
         cells = [(access.operand, "moved", row, i, 1, min(each, x.shape[1] - i)) for row, i in sorted(begin)]
     cells += [(access.operand, access.kind, *place) for place in rectangles(access.rows, access.columns)]
     return {"says": f"{says}.", "cells": cells}
+
+
+def _counted(count: int, one: str) -> str:
+    return f"{count} {one}{'s' * (count != 1)}"
 
 
 def _waves(trace: Trace, together: int) -> list[dict[str, Any]]:

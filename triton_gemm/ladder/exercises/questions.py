@@ -12,6 +12,8 @@ import torch
 
 from .trace import Trace, WrongError, by_kernels, matrix
 
+# Where an index is none: what Triton says of one in fp32.
+INDICES = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32"), ": `/` makes fp32, use `//`.")
 RUNS: list[Any] = []  # what the file that is checked did: traces, or the ring's events
 
 
@@ -65,7 +67,9 @@ def traced(
         try:
             trace.run(exercise.run, *more)
         except Exception as error:
-            advice = next((advice for word, advice in (errors or {}).items() if word in told(error)), None)
+            advice = next(
+                (advice for word, advice in {**(errors or {}), **INDICES}.items() if word in told(error)), None
+            )
             if advice is None:
                 raise
             raise WrongError(told(error) + advice) from None

@@ -139,11 +139,22 @@ class Trace:
                     f"program {named(program)} {verb} {name}[{rows[i]}, {columns[i]}], and {name} has "
                     f"{x.shape[0]} rows and {x.shape[1]} columns, counted from 0."
                     + self.outside(name, int(rows[i]), int(columns[i]))
+                    + _alike(inside)
                 )
             self.accesses.append(Access(kind, program, name, touched, rows, columns))
             return
         if touched.size:
             raise WrongError(f"program {named(program)} {verb} memory that is none of {', '.join(self.operands)}.")
+
+
+def _alike(mask: Any) -> str:
+    """On a mask that was given and has no `[:, None]`; Triton repeats one of fewer dimensions in every row."""
+    if mask.ndim < 2 or mask.all() or (mask != mask[0]).any():
+        return ""
+    return (
+        f" The mask is the same in every row of the block, as one of shape [{mask.shape[1]}] is: the pointers' "
+        f"shape is [{mask.shape[0]}, {mask.shape[1]}], so compare rows[:, None] and columns[None, :]."
+    )
 
 
 def named(program: Iterable[int]) -> str:
