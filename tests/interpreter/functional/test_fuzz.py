@@ -206,9 +206,10 @@ KEYS = {"strides-not-in-the-key": without(7, 8), "fp32-setting-not-in-the-key": 
 
 
 def found(monkeypatch: pytest.MonkeyPatch, run: Run) -> str | None:
-    """What fuzzing prints of a bug in a plan's run, or None."""
+    """What fuzzing prints of a bug in a plan's run, or None. hypothesis also draws the constants of loaded modules, so
+    what a number finds depends on the tests before."""
     monkeypatch.setattr(InterpretedPlan, "run", lambda self, *given: run(self, *as_planned(self, *given)))
-    for number in range(8):
+    for number in range(24):
         try:
             fuzz.fuzz(number, 40, 20)
         except AssertionError as error:
