@@ -8,6 +8,7 @@ COMMANDS = {
     "calibrate": "measure and fit the constants of the cost model",
     "tuning": "what the model's choices lose, and what tune finds, on products listed and drawn",
     "models": "whole models of transformers by torch and by triton_gemm; --tiny needs no GPU",
+    "models.learning": "what use(learn=True) finds in a service, on GEMMs drawn or with models",
     "choices": "what changed choices lose by recorded times; needs no GPU",
     "kit": "build machine code to ship, and show which GEMMs it serves; needs no GPU",
     "drift": "what other Tritons make of the kernels, against a record; needs no GPU",

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 B = torch.empty(4, 4, dtype=torch.bfloat16)
 STEP = native.DriverLaunch(1, (1, 1, 1), 32, 0, 1, False, False, b"", (), (), (), (), ())
 ENTRY = native.Entry(
-    None, None, 0, native.Shape((4, 4), (4, 1), B.dtype), (), (32, 32, 32), False, False, 0, 0, 0, 0, (STEP,)
+    None, None, 0, native.Shape((4, 4), (4, 1), B.dtype), (), (32, 32, 32), False, False, 0, 0, 0, (0, 0), (STEP,)
 )  # type: ignore[arg-type]
 
 
