@@ -16,7 +16,8 @@ from ..cost_model import SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
 from .configs import GATED, GATED_CLUSTERED, LONG, Config, listed
 from .costs import OfConfig, OfProblem, of_config, of_problem, sustained
-from .host import can_split_k, illegal, promotes, unsuited
+from .host import can_split_k, illegal, unsuited
+from .promotion import promotes
 from .widths import widths
 
 MAX_PARTS = 32  # that one program adds up

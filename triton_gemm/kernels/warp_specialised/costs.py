@@ -14,7 +14,8 @@ from ...problem import GemmProblem, Layout, both_products
 from ..cost_model import SECTOR, Remembered, average, lines_of, traffic
 from ..schedule import Schedule, clusters_at_once
 from .configs import FEW_ROWS, Config
-from .host import can_split_k, copied, promotes
+from .host import can_split_k, copied
+from .promotion import in_waves, promotes
 
 _KNOWN = Remembered()
 GPC_SMS = 16  # at least, which programs of successive numbers are taken to fill
@@ -33,10 +34,10 @@ class Costs:
     setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
     share of it; step: what wgmma needs for 128 bytes along K of a tile, "128x256", at the highest clock;
     stage: handing a stage of the ring over, of operands of 16 bits and of others; promotion: adding a k-tile's sums
-    outside of the tensor cores, for TILE elements of tiles whose width is a multiple of 64, and of others, and what
-    each doubling of a cluster's CTAs adds, as these wait for the slowest; line: of 128 bytes from L2 into an SM's
-    shared memory; multicast: of one that another CTA of the cluster asks for; beyond: filling a line of a tile larger
-    than the matrix with zeros; alone: how much of line and beyond is left on an SM whose neighbour is idle;
+    outside of the tensor cores, for TILE elements of tiles whose width is a multiple of 64, and of others; what each
+    doubling of a cluster's CTAs adds, as these wait for the slowest; and a second wave; line: of 128 bytes from L2 into
+    an SM's shared memory; multicast: of one that another CTA of the cluster asks for; beyond: filling a line of a tile
+    larger than the matrix with zeros; alone: how much of line and beyond is left on an SM whose neighbour is idle;
     inside_line: lines that 128 bytes of a row count for where rows begin inside of lines, at a sector's 32 bytes, and
     inside_sector: inside of sectors;
     cluster: what CTAs of a cluster wait for one another, at the start and the end, and in a k-tile, as a share of its
@@ -61,7 +62,7 @@ class Costs:
     spread: float
     step: Mapping[str, float]
     stage: tuple[float, float]
-    promotion: tuple[float, float, float]
+    promotion: tuple[float, float, float, float]
     line: float
     multicast: float
     beyond: float
@@ -238,7 +239,7 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
         cuts=can_split_k(config),
         multiply=terms * multiply,
         lines=terms * k_lines,
-        more=terms * more + (adding + costs.promotion[2] * log2(config.ctas)) * promoted,
+        more=terms * more + _promoting(config, adding * k_lines, terms, costs) * promoted,
         start=costs.start[0] + costs.start[1] * size + costs.tail * bool(config.tail_n),
         share=costs.share[0] + costs.share[1] * size,
         part=costs.part[0] + costs.part[1] * size,
@@ -251,6 +252,12 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
         merged=merged,
         clusters=max(1, GPC_SMS // config.ctas),
     )
+
+
+def _promoting(config: Config, adding: float, terms: int, costs: Costs) -> float:
+    """What promoting a k-tile takes beside adding its sums."""
+    waiting, second_wave = costs.promotion[2:]
+    return adding + waiting * log2(config.ctas) + second_wave * (terms == 1 and in_waves(config))
 
 
 def of_tile(
