@@ -49,7 +49,7 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Learner:
     monkeypatch.setattr(turns, "_learner", found)
     monkeypatch.setattr(turns, "active", lambda: True)
     monkeypatch.setattr(turns, "job", turns.Job(-1, launched=-1))
-    monkeypatch.setattr(turns, "run_job", None)  # what a test before has loaded
+    monkeypatch.setattr(turns, "extension", None)  # what a test before has loaded
     return found
 
 
@@ -205,7 +205,7 @@ def test_python_s_own_calls_count_too(
 ) -> None:
     turn, begun = calls.plan.turn, graphs.begun
     if not by_cpp:  # as without the extension
-        monkeypatch.setattr(turns, "run_job", None)
+        monkeypatch.setattr(turns, "extension", None)
         monkeypatch.setattr(turns, "launch_graph", lambda *of: begun.extend(BEGUN) or 3)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
     assert turn is not None

@@ -73,7 +73,7 @@ class Service:
         patch.setattr(torch.cuda, "mem_get_info", lambda _: (self.gpu_free, 80 << 30))
         patch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
         patch.setattr(turns, "job", turns.Job(-1, launched=-1))
-        patch.setattr(turns, "run_job", None)
+        patch.setattr(turns, "extension", None)
         patch.setattr(turns.driver, "address_of", lambda _: 0)
         patch.setattr(turns.driver, "error_text", lambda _: "invalid argument")
         patch.setattr(torch.cuda, "device", lambda _: nullcontext())

@@ -69,11 +69,18 @@ class Job(ctypes.Structure):
         self.launch, self.record = driver.address_of("cuGraphLaunch"), driver.address_of("cuEventRecord")
         self.launched, self.device, self.stream, self.graph, self.ended = -1, device, stream, graph, ended
         self.withdrawn = False
-        self.until = 1  # the last, as threads look at it first
+        self._set(1)  # the last, as threads look at it first
 
     def withdraw(self) -> None:
         """No call begins to launch it any more."""
-        self.until, self.withdrawn = -1, True
+        self._set(-1)
+        self.withdrawn = True
+
+    def _set(self, until: int) -> None:
+        if extension is None:
+            self.until = until
+        else:  # an Arm CPU might show other threads a plain store before those of the graph
+            extension.set_job(ctypes.addressof(self), until)
 
     def is_idle(self) -> bool:
         """Whether no thread is launching it, this one included: a signal's handler may come amid `run`."""
@@ -94,9 +101,9 @@ class Job(ctypes.Structure):
     def run(self, device: int, stream: int) -> None:
         """Of a call that Python has launched. By C++ where there is the extension, so that one thread alone does it."""
         global _runner
-        if run_job is not None:
+        if extension is not None:
             if not is_watched():
-                run_job(ctypes.addressof(self), device, stream)
+                extension.run_job(ctypes.addressof(self), device, stream)
             return
         if _launching.acquire(blocking=False):  # or another thread does, or this one before a signal came
             try:
@@ -124,7 +131,7 @@ job = Job(-1, launched=-1)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(job))  # C++ has its address, also when Python ends
 _launching = free_in_children(threading.Lock())  # a job, by Python
 _runner: int | None = None  # the thread that has it
-run_job: Callable[[int, int, int], None] | None = None  # C++'s, once the extension is loaded
+extension: Any = None  # of C++, once it is loaded
 make: Callable[[], Learner] | None = None  # set by `learning`, which is above
 active: Callable[[], bool] = bool  # whether a rule learns; set by `functional.routing`, which is above
 counts: Counter[str] = Counter()  # of what was learned, for `report_routing`
