@@ -160,7 +160,7 @@ def test_torchs_memory_that_is_gone_ends_a_race(world: World, monkeypatch: pytes
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(race.block, "Operands", full)
+        patch.setattr(race, "fills_what_is_empty", full)
         world.call()
     assert not world.service.tuner.broken and not world.service.tuner.failures
 

@@ -128,6 +128,26 @@ def test_calls_are_counted_and_told_of(calls: Calls, learner: Learner) -> None:
     assert learner.turns == 3 and turn.calls() == 6
 
 
+def test_a_call_says_its_stream_to_no_one(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = calls.plan.turn
+    assert turn is not None and turn.stream is None
+    turn.ask_stream()
+    calls.driver.capturing = True
+    calls.by_cpp(2)
+    assert turn.stream is None
+    calls.driver.capturing = False
+    assert calls.by_cpp(2) == [True] * 2 and turn.stream == 0 and not turn.own[1]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
+    turn.ask_stream()
+    assert turn.stream is None
+    with monkeypatch.context() as patch:
+        patch.setattr(turns, "is_watched", lambda: True)
+        calls.plan.run(A, B, C)
+    assert turn.stream is None
+    calls.plan.run(A, B, C)
+    assert turn.stream == 0 and learner.turns == 0
+
+
 def test_what_python_raises_when_it_is_told_comes_through(calls: Calls, learner: Learner) -> None:
     """As of a signal's handler."""
     assert calls.plan.turn is not None

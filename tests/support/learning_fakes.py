@@ -66,7 +66,6 @@ class Service:
         patch.setattr(race, "own_stream", lambda _: 99)
         patch.setattr(block, "copy", copy)
         patch.setattr(block, "synchronize", lambda _: None)
-        patch.setattr(tuner, "relaxed", nullcontext)
         patch.setattr(turns, "launch_graph", self._launch)
         patch.setattr(race, "launch", self._launch)
         patch.setattr(race, "relaxed", nullcontext)
