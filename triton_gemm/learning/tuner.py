@@ -19,6 +19,7 @@ from ..hardware.graphs import allow_during_captures, rest
 from ..problem import problem_text
 from ..runtime import background, kits, policies, turns
 from ..runtime.plan import MAX_PLANS, GemmPlan, keep
+from ..runtime.worker import Question
 from ..tables import files, learned, versions
 from ..tables.records import named
 from .candidates import is_foreign, predicted_us
@@ -46,6 +47,7 @@ class Tuner:
         self.thread: threading.Thread | None = None
         self.races: dict[Product, Race] = {}
         self.broken = False
+        self.unwritten: list[Question] = []  # which workers are to write
         # When a race was given its memory, the GPU's was looked at, and calls were counted.
         self.since = self.free_at = self.counted_at = -math.inf
 
@@ -91,6 +93,7 @@ class Tuner:
                         self.counted_at = self.clock()
                         self._count()
                         self._choose()
+                        self._write()
                     if not background.is_held():
                         self._go_on()
                 elif self.races:
@@ -183,15 +186,30 @@ class Tuner:
         own.over, own.ranked = not race.later, [outcome.ranked, *race.later]
         is_new = winner is not None or (own.over and own.before is None)
         if outcome.candidates > 1 and race.keeps and is_new:
-            self._store(own, outcome.us, outcome.samples, _triton_of(race.plan))
+            self._store(own, outcome.us, outcome.samples, race.plan)
 
-    def _store(self, product: Product, us: float, samples: int, triton: str) -> None:
-        before, device = product.before or product.selection, device_info(torch.device("cuda", product.index))
-        how = {"before": before, "us": us, "before_us": us + product.saved_us, "samples": samples, "triton": triton}
+    def _store(self, product: Product, us: float, samples: int, plan: GemmPlan) -> None:
+        before, device = product.before or product.selection, device_info(plan.device)
+        times = {"us": us, "before_us": us + product.saved_us}
+
+        def by_a_worker(*of: Any) -> bool:
+            if (question := background.ask(plan, device, learned.write, *of)) is None:
+                return learned.write(*of)
+            self.unwritten.append(question)
+            return True
+
+        how = {"before": before, "samples": samples, "triton": _triton_of(plan), "by": by_a_worker}
         try:
-            learned.store(product.problem, product.selection, device, **how)  # type: ignore[arg-type]
+            learned.store(product.problem, product.selection, device, **times, **how)  # type: ignore[arg-type]
         except Exception as error:
             log.warning("what was learned is not stored: %s: %s", type(error).__name__, error)
+
+    def _write(self, at_end: bool = False) -> None:
+        """Itself writes what workers could not. at_end: or have not yet."""
+        for question in [x for x in self.unwritten if x.error is not None or at_end]:
+            self.unwritten.remove(question)
+            if not question.answer:
+                question.function(*question.arguments)
 
     # --- At calls ---
 
@@ -251,6 +269,7 @@ class Tuner:
             self.thread.join(FINISH_S)
             if not self.thread.is_alive():
                 self.stop()
+                self._write(at_end=True)
 
 
 def _key(plan: GemmPlan) -> Any:
