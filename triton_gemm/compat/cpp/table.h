@@ -49,7 +49,7 @@ enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu };
 struct Turns {
   // Calls until Python takes one; 1: Python is told of the next, 2: the next says its stream; that stream.
   int64_t* own = nullptr;
-  Job* job = nullptr;      // of all plans
+  Job* job = nullptr;  // of all plans
 
   // Whether Python is to take this call, as it may run on another plan.
   bool take_one() const { return own != nullptr && __atomic_sub_fetch(own, 1, __ATOMIC_RELAXED) < 0; }
@@ -57,7 +57,8 @@ struct Turns {
   bool tell_one() const { return own != nullptr && __atomic_load_n(own + 1, __ATOMIC_RELAXED) == 1; }
   // A call was launched on that stream. A stream that is captured is not said.
   void say(const Driver& driver, CUstream stream) const {
-    if (own == nullptr || __atomic_load_n(own + 1, __ATOMIC_RELAXED) != 2 || is_captured(driver, stream)) return;
+    if (own == nullptr || __atomic_load_n(own + 1, __ATOMIC_RELAXED) != 2 || is_captured(driver, stream))
+      return;
     __atomic_store_n(own + 2, reinterpret_cast<int64_t>(stream), __ATOMIC_RELEASE);
     __atomic_store_n(own + 1, 0, __ATOMIC_RELEASE);
   }
