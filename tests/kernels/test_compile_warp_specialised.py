@@ -463,7 +463,7 @@ def test_parts_in_turn(name: str, config: TileConfig) -> None:
     kernel = compiled(problem, config, replace(PARTS_IN_TURN, unit=1 + config.BLOCK_N // 16 % 2))
     assert not SPLITTING["ld"] & accesses(kernel, "ld")
     waits = re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])
-    promoted = warp_specialised.host.promotes(problem)
+    promoted = warp_specialised.promotion.promotes(problem)
     assert len(waits) <= config.num_warps // 4 * (4 if promoted else 2)
 
 

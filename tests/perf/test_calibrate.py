@@ -35,6 +35,7 @@ COMMITTED = environment.RESULTS / "h100-80gb-hbm3" / times.FILE
 DRAWN = COMMITTED.with_name("calibration-clusters.json")
 OF_WEIGHTS = COMMITTED.with_name("calibration-weights.json")
 FP8 = COMMITTED.with_name("fp8.json")
+FP8_WAVES = environment.RESULTS / "h200/calibration-fp8.json"
 FP64 = environment.RESULTS / "h200/calibration-fp64.json"
 NEWEST = environment.RESULTS / "h200" / times.FILE  # of all kernels
 CLUSTERS = NEWEST.with_name("calibration-clusters.json")
@@ -89,6 +90,8 @@ GOOD: dict[Path, tuple[float, float, set[str]]] = {
     OF_WEIGHTS: (0.03, 0.04, set()),
     # Drawn, of fp8; with one figure for promoted sums 1.8 % in the mean.
     FP8: (0.013, 0.08, set()),
+    # In waves and pieces. Few rows and a long K, where 64x128 in two parts loses to 128x64: 18 %.
+    FP8_WAVES: (0.015, 0.05, {"128x4096x14336 nt scales rows"}),
     # Listed and drawn. 64x64 in two warps loses 6 % where an SM has 10.3 to 10.6 tiles.
     FP64: (0.005, 0.07, set()),
     FP64.with_stem("calibration-fp64-seed1"): (0.02, 0.07, set()),
@@ -130,9 +133,9 @@ def test_the_models_choices_are_good(file: Path) -> None:
         assert kernels == {"portable", "gemv", "skinny"}
 
 
-@pytest.mark.parametrize("place", [1, 2], ids=["widths", "clusters"])
+@pytest.mark.parametrize("place", [1, 2, 4], ids=["widths", "clusters", "blocks"])
 def test_what_promotion_costs_makes_choices_better(place: int) -> None:
-    measured = times.read(FP8)
+    measured = times.read(FP8_WAVES if place == 4 else FP8)
     model = model_of(measured.device)
     costs = model.kernels["warp_specialised"]
     first, *_ = known = list(costs["promotion"])

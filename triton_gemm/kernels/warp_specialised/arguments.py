@@ -20,7 +20,8 @@ class Config:
     BLOCK_N is their sum.
     TERMS, A_PLANES, B_PLANES: operands that are sums of planes have TERMS products for each k-tile; A_PLANES and
     B_PLANES say of which planes, two bits a term, the first in the lowest.
-    PROMOTE: whether the sums of a k-tile leave the tensor core's accumulators to be added in fp32.
+    PROMOTE: whether the sums of a k-tile leave the tensor core's accumulators to be added in fp32; WAVES: in how many
+    parts of the tile one after another; PIECES: of a k-tile, in how many parts along K.
     SPLIT_K: whether owners of tiles add other programs' sums to their own (`split_sums`); REDUCTION: whether each part
     of K has matrices of C for its own instead, which a second launch adds up (`reduction`); IN_TURN: whether a program
     sums all parts of its tile, one after another. UNIT: k-tiles of which parts are multiples.
@@ -62,6 +63,8 @@ class Config:
     A_PLANES: gl.constexpr
     B_PLANES: gl.constexpr
     PROMOTE: gl.constexpr
+    WAVES: gl.constexpr
+    PIECES: gl.constexpr
     WIDE_MMA: gl.constexpr
     A_COPIED: gl.constexpr
     B_COPIED: gl.constexpr

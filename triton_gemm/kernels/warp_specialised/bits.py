@@ -6,6 +6,7 @@ from ...problem import GemmProblem
 from ..order import ONE, by_tensor_cores, exactly, in_parts, promoted
 from ..schedule import Schedule
 from .configs import Config
+from .promotion import pieces
 
 
 def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> str:
@@ -14,9 +15,9 @@ def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> s
     if problem.arithmetic.exact:
         return exactly(problem, "warp_specialised")
     how = by_tensor_cores(problem, "warp_specialised", warpgroups=True)
-    pieces = promoted(problem, config.BLOCK_K)
+    promotion = promoted(problem, config.BLOCK_K // pieces(problem, config))
     if schedule.split_k == 1:
-        return f"{how}, {ONE}{pieces}"
+        return f"{how}, {ONE}{promotion}"
     depth, parts = schedule.unit * config.BLOCK_K, schedule.split_k
     units = -(-problem.K // depth)
     cut = in_parts(parts, units // parts * depth, "" if units % parts == 0 else f"{depth}-deep tiles")
@@ -25,4 +26,4 @@ def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> s
         tile = f"{config.BLOCK_M * config.CLUSTER_M}x{config.BLOCK_N * config.CLUSTER_N}"
         c = f"{problem.M}x{problem.N}{' column-major' * problem.c.column_major}"
         cut += f", {schedule.split_tiles} of {count} tiles {tile} of C {c}, in groups of {schedule.group_m}"
-    return f"{how}, {cut}{pieces}"
+    return f"{how}, {cut}{promotion}"

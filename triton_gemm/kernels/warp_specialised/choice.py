@@ -15,8 +15,8 @@ from ..candidate import Algorithm, Bounded, Candidate
 from ..cost_model import SECTOR, pitch
 from ..schedule import Schedule, clusters_at_once
 from .configs import GATED, GATED_CLUSTERED, LONG, Config, listed
-from .costs import OfConfig, OfProblem, of_config, of_problem, sustained
-from .host import can_split_k, illegal, promotes, unsuited
+from .costs import OfConfig, OfProblem, kind_of, of_config, of_problem, sustained
+from .host import can_split_k, illegal, unsuited
 from .widths import widths
 
 MAX_PARTS = 32  # that one program adds up
@@ -157,7 +157,7 @@ def lower_bounds(problem: GemmProblem, device: DeviceInfo, model: DeviceModel) -
     them in no time."""
     for i, (given, swap_ab, packed) in enumerate(given_as(problem, device)):
         copying, on = repack.microseconds(problem, packed, model), of_problem(given, model)
-        kind = given.dtype.itemsize, len(given.planes.terms), promotes(given), model
+        kind = given.dtype.itemsize, *kind_of(given), model
         wide = [of_config(config, *kind) for config in widths(given, model.num_sms)]
         for j, of in enumerate((*_listed(_clusters(given), *kind), *wide)):
             if of.most:

@@ -14,7 +14,8 @@ from ...problem import GemmProblem, Layout, both_products
 from ..cost_model import SECTOR, Remembered, average, lines_of, traffic
 from ..schedule import Schedule, clusters_at_once
 from .configs import FEW_ROWS, Config
-from .host import can_split_k, copied, promotes
+from .host import can_split_k, copied
+from .promotion import in_waves, promotes
 
 _KNOWN = Remembered()
 GPC_SMS = 16  # at least, which programs of successive numbers are taken to fill
@@ -33,10 +34,11 @@ class Costs:
     setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
     share of it; step: what wgmma needs for 128 bytes along K of a tile, "128x256", at the highest clock;
     stage: handing a stage of the ring over, of operands of 16 bits and of others; promotion: adding a k-tile's sums
-    outside of the tensor cores, for TILE elements of tiles whose width is a multiple of 64, and of others, and what
-    each doubling of a cluster's CTAs adds, as these wait for the slowest; line: of 128 bytes from L2 into an SM's
-    shared memory; multicast: of one that another CTA of the cluster asks for; beyond: filling a line of a tile larger
-    than the matrix with zeros; alone: how much of line and beyond is left on an SM whose neighbour is idle;
+    outside of the tensor cores, for TILE elements of tiles whose width is a multiple of 64, and of others; what each
+    doubling of a cluster's CTAs adds, as these wait for the slowest; a second wave; and scales of blocks, for TILE
+    elements in one wave; line: of 128 bytes from L2 into an SM's shared memory; multicast: of one that another CTA of
+    the cluster asks for; beyond: filling a line of a tile larger than the matrix with zeros; alone: how much of line
+    and beyond is left on an SM whose neighbour is idle;
     inside_line: lines that 128 bytes of a row count for where rows begin inside of lines, at a sector's 32 bytes, and
     inside_sector: inside of sectors;
     cluster: what CTAs of a cluster wait for one another, at the start and the end, and in a k-tile, as a share of its
@@ -61,7 +63,7 @@ class Costs:
     spread: float
     step: Mapping[str, float]
     stage: tuple[float, float]
-    promotion: tuple[float, float, float]
+    promotion: tuple[float, float, float, float, float]
     line: float
     multicast: float
     beyond: float
@@ -158,7 +160,7 @@ def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model
         known[None] = of_problem(problem, model)
     key = config, alone, grouped
     if key not in known:
-        of = of_config(config, problem.dtype.itemsize, len(problem.planes.terms), promotes(problem), model)
+        of = of_config(config, problem.dtype.itemsize, *kind_of(problem), model)
         known[key] = of, of_tile(problem, known[None], of, model, alone, grouped)
     of, tile = known[key]
     if schedule.in_turn:  # sums of parts are added as promoted ones are
@@ -221,15 +223,24 @@ def of_problem(problem: GemmProblem, model: DeviceModel) -> OfProblem:
     )
 
 
+def kind_of(problem: GemmProblem) -> tuple[int, bool, bool]:
+    """What `of_config` asks of a problem: products a k-tile, whether these are promoted, and by scales of blocks."""
+    return len(problem.planes.terms), promotes(problem), problem.scales == "blocks"
+
+
 @lru_cache(maxsize=4096)
-def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: DeviceModel) -> OfConfig:
+def of_config(config: Config, itemsize: int, terms: int, promoted: bool, blocks: bool, model: DeviceModel) -> OfConfig:
     costs, m, n, k_lines = model.costs(Costs), config.BLOCK_M, config.BLOCK_N, config.BLOCK_K * itemsize / 128
     size, clustered = m * n / TILE, config.ctas > 1
     adding = costs.promotion[n % 64 != 0] * size
     a_requested = config.ctas * _requested(config.CLUSTER_N, config.ctas, costs)
     merged = costs.merged * (config.CLUSTER_N == 1)
-    multiply = step(m, n, costs) * k_lines
+    waves = promoted and terms == 1 and in_waves(config)  # of half a tile: alike, whichever side is longer
+    multiply = step(min(m, n) if waves else m, max(m, n) if waves else n, costs) * k_lines
     more = costs.stage[itemsize != 2] + costs.cluster[1] * multiply * clustered
+    # Of a k-tile in pieces the last one's sums are added when nothing else is under way.
+    promoting = adding * (1 if terms == 1 else k_lines) + costs.promotion[2] * log2(config.ctas)
+    promoting += costs.promotion[3] if waves else costs.promotion[4] * size * blocks
     return OfConfig(
         config=config,
         m=m * config.CLUSTER_M,
@@ -238,7 +249,7 @@ def of_config(config: Config, itemsize: int, terms: int, promoted: bool, model: 
         cuts=can_split_k(config),
         multiply=terms * multiply,
         lines=terms * k_lines,
-        more=terms * more + (adding + costs.promotion[2] * log2(config.ctas)) * promoted,
+        more=terms * more + promoting * promoted,
         start=costs.start[0] + costs.start[1] * size + costs.tail * bool(config.tail_n),
         share=costs.share[0] + costs.share[1] * size,
         part=costs.part[0] + costs.part[1] * size,

@@ -21,6 +21,7 @@ from ..splitk import MAX_COUNTERS
 from .cluster import MAX_CTAS
 from .configs import Config
 from .kernel import warp_specialised_kernel
+from .promotion import pieces, promotes, waves
 from .tensor_maps import tensor_map
 from .work import last_tiles
 
@@ -189,15 +190,19 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         return f"{sums} accumulators are more registers than a thread has"
     room = _room(config)
     nested = promotes(problem) + (schedule is not None and schedule.in_turn)  # sums that others are added to
-    if nested and sums * (1 + nested) > room * 3 // 2:
+    parts = pieces(problem, config)
+    if nested and sums * (waves(problem, config) + nested + parts - 1) // waves(problem, config) > room * 3 // 2:
         return f"{sums} accumulators leave a thread too few registers for sums of pieces"
-    if config.BLOCK_K * problem.dtype.itemsize > (problem.arithmetic.promotion or 2**31):
+    if parts > 2 or (parts == 2 and (len(problem.planes.terms) > 1 or problem.scales == "blocks" or config.tail_n)):
         return f"a step of {config.BLOCK_K} along K is more than a piece"
-    if problem.scales == "blocks" and config.BLOCK_N not in (16, 32, 64, 128, 192):
+    if problem.scales == "blocks" and config.BLOCK_N not in (16, 32, 64, 128, 192, 256):
         return f"tiles {config.BLOCK_N} wide lie across more than two blocks of scales, or begin inside of a half"
-    if sums > room and (problem.has_beta or not c_by_tma(problem)):
+    if problem.scales == "blocks" and config.BLOCK_M > 192:
+        return f"the warp that loads has too few registers for the scales of {config.BLOCK_M} rows"
+    full = sums > room or waves(problem, config) > 1
+    if full and (problem.has_beta or not c_by_tma(problem)):
         return f"{sums} accumulators leave a thread too few registers for pointers to C"
-    if sums > room and problem.scales in ("tensor", "rows") and (problem.bias or problem.activation):
+    if full and problem.scales and (problem.bias or problem.activation):
         return f"{sums} accumulators leave a thread too few registers for more than scales"
     why = _cluster_illegal(problem, device, config) if config.ctas > 1 else None
     if why is not None:
@@ -244,11 +249,6 @@ def _cluster_illegal(problem: GemmProblem, device: DeviceInfo, config: Config) -
 def _room(config: Config) -> int:
     """Accumulators beside which a thread has registers for everything else."""
     return 64 if config.num_warps == 12 else 128
-
-
-def promotes(problem: GemmProblem) -> bool:
-    """Whether k-tiles are summed apart: those of planes, and of fp8 unless fast sums will do."""
-    return problem.arithmetic.promotion is not None
 
 
 def early_bias(problem: GemmProblem, config: Config) -> bool:
@@ -372,6 +372,8 @@ def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple
         "A_PLANES": sum(i << 2 * term for term, (i, _) in enumerate(planes.terms)),
         "B_PLANES": sum(j << 2 * term for term, (_, j) in enumerate(planes.terms)),
         "PROMOTE": promotes(problem),
+        "WAVES": waves(problem, config),
+        "PIECES": pieces(problem, config),
         "WIDE_MMA": wide,
         "A_COPIED": a_copied,
         "B_COPIED": b_copied,

@@ -97,6 +97,8 @@ def warp_specialised_kernel(
     A_PLANES: gl.constexpr,
     B_PLANES: gl.constexpr,
     PROMOTE: gl.constexpr,
+    WAVES: gl.constexpr,
+    PIECES: gl.constexpr,
     WIDE_MMA: gl.constexpr,
     A_COPIED: gl.constexpr,
     B_COPIED: gl.constexpr,
@@ -111,8 +113,8 @@ def warp_specialised_kernel(
     config = Config(
         CONSUMERS, num_stages, BLOCK_M, BLOCK_N, MAIN_N, TAIL_N, BLOCK_K, EPI_N, REST_N, C_BUFFERS, STORES,
         A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,
-        GROUPED, SPLIT_K, REDUCTION, IN_TURN, UNIT, TERMS, A_PLANES, B_PLANES, PROMOTE, WIDE_MMA,
-        A_COPIED, B_COPIED, CLUSTER_M, CLUSTER_N, GATE, PDL,
+        GROUPED, SPLIT_K, REDUCTION, IN_TURN, UNIT, TERMS, A_PLANES, B_PLANES, PROMOTE, WAVES, PIECES,
+        WIDE_MMA, A_COPIED, B_COPIED, CLUSTER_M, CLUSTER_N, GATE, PDL,
     )  # fmt: skip
     inputs = Inputs(
         a_desc, b_desc, b_tail_desc, a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, M, N, a_batches, b_batches

@@ -147,13 +147,26 @@ def multiply_in_turn(ring, k_tiles, parts, slot, phase, n, CONSUMER: gl.constexp
 
 @gluon.jit
 def multiply_with_promotion(ring, k_begin, k_end, slot, phase, n, CONSUMER: gl.constexpr, config):
-    """As `multiply`, but nothing is under way in the end, and the sums of each k-tile are promoted: added in fp32, with
-    SCALES == "blocks" times a scale for each row of A and one for each 128 columns of B.
+    """As `multiply`, but nothing is under way in the end, and the sums of each k-tile, or of each piece of a deep one,
+    are promoted: added in fp32, with SCALES == "blocks" times a scale for each row of A and one for each 128 columns of
+    B.
 
-    Tensor cores cut off what they add to a sum below its last bit (of fp8 below its 14th), so they sum one k-tile's
-    products, of all planes the smallest first, and these sums are rounded to nearest. Those of the main part are added
-    while the tail's products run. (Across the loop's end ptxas would take such products one by one: C7514.)
+    Tensor cores cut off what they add to a sum below its last bit (of fp8 below its 14th), so they sum one piece's
+    products, of all planes the smallest first, and these sums are rounded to nearest. Each element is summed in the
+    same order in every tile.
     """
+    if config.WAVES > 1:
+        return multiply_in_waves(ring, k_begin, k_end, slot, phase, n, CONSUMER, config)
+    elif config.PIECES > 1:
+        return multiply_in_pieces(ring, k_begin, k_end, slot, phase, CONSUMER, config)
+    else:
+        return multiply_whole(ring, k_begin, k_end, slot, phase, n, CONSUMER, config)
+
+
+@gluon.jit
+def multiply_whole(ring, k_begin, k_end, slot, phase, n, CONSUMER: gl.constexpr, config):
+    """`multiply_with_promotion` of a k-tile's products at once. The sums of the main part are added while the tail's
+    products run. (Across the loop's end ptxas would take such products one by one: C7514.)"""
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
     acc, tail = accumulators(ring, config)
     for _ in range(k_begin, k_end):
@@ -178,6 +191,98 @@ def multiply_with_promotion(ring, k_begin, k_end, slot, phase, n, CONSUMER: gl.c
             free_slot(ring, used, True, config)
             acc = promote(acc, more, n, factors, False, config)
     return acc, tail, slot, phase
+
+
+@gluon.jit
+def multiply_in_waves(ring, k_begin, k_end, slot, phase, n, CONSUMER: gl.constexpr, config):
+    """`multiply_with_promotion` of tiles with more sums: the products of a k-tile run in two waves, each of one half
+    of the consumer's rows or columns, and both waves' accumulators have room in half as many registers. While one
+    consumer promotes a wave, the other one has the tensor cores."""
+    ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
+    BY_ROWS: gl.constexpr = ROWS > 64
+    M: gl.constexpr = ROWS // 2 if BY_ROWS else ROWS
+    N: gl.constexpr = config.MAIN_N if BY_ROWS else config.MAIN_N // 2
+    first = zeros(M, N, ring.a.dtype)
+    second = first
+    for _ in range(k_begin, k_end):
+        mbarrier.wait(ring.full.index(slot), phase)
+        a = matrix(ring.a.index(slot * config.CONSUMERS + CONSUMER), config.A_COLUMN_MAJOR)
+        b = matrix(ring.b.index(slot), config.B_COLUMN_MAJOR)
+        factors = (n, n, n)
+
+        if config.SCALES == "blocks":
+            factors = load_factors(ring, slot, CONSUMER * ROWS, first)
+        more = start_wave(a, b, first, 0, BY_ROWS)
+        more = warpgroup_mma_wait(0, deps=(more,))
+        first = promote(first, more, n, factors, False, config)
+
+        if config.SCALES == "blocks":
+            # The second wave begins once the first is promoted: else ptxas gives both waves registers of their own, and
+            # spills. So the sums are tied to an instruction, and what waits for the tiles begins another block of code.
+            first = warpgroup_mma_wait(0, deps=(first,))
+            mbarrier.wait(ring.full.index(slot), phase)
+            factors = load_factors(ring, slot, CONSUMER * ROWS, first)
+        more = start_wave(a, b, second, 1, BY_ROWS)
+        more = warpgroup_mma_wait(0, deps=(more,))
+        free_slot(ring, slot, True, config)
+        second = promote(second, more, n, factors, not BY_ROWS, config)
+        slot, phase = next_slot(slot, phase, config)
+    layout: gl.constexpr = zeros(ROWS, config.MAIN_N, ring.a.dtype).type.layout
+    acc = joined(first, second, 0 if BY_ROWS else 1, layout)
+    return acc, acc, slot, phase
+
+
+@gluon.jit
+def multiply_in_pieces(ring, k_begin, k_end, slot, phase, CONSUMER: gl.constexpr, config):
+    """`multiply_with_promotion` of k-tiles that are two pieces deep, each of which is promoted. The first one's sums
+    are added while the second one's products run."""
+    acc, tail = accumulators(ring, config)
+    for _ in range(k_begin, k_end):
+        mbarrier.wait(ring.full.index(slot), phase)
+        a = matrix(ring.a.index(slot * config.CONSUMERS + CONSUMER), config.A_COLUMN_MAJOR)
+        b = matrix(ring.b.index(slot), config.B_COLUMN_MAJOR)
+        first = start_piece(a, b, acc, 0)
+        second = start_piece(a, b, acc, 1)
+        first, second = warpgroup_mma_wait(1, deps=(first, second))
+        acc += first
+        second = warpgroup_mma_wait(0, deps=(second,))
+        free_slot(ring, slot, True, config)
+        acc += second
+        slot, phase = next_slot(slot, phase, config)
+    return acc, tail, slot, phase
+
+
+@gluon.jit
+def start_piece(a, b, sums, PIECE: gl.constexpr):
+    """The products of one half of a k-tile along K, under way."""
+    K: gl.constexpr = a.shape[1] // 2
+    zero = zeros(sums.shape[0], sums.shape[1], a.dtype)
+    return warpgroup_mma(a.slice(PIECE * K, K, 1), b.slice(PIECE * K, K, 0), zero, is_async=True)
+
+
+@gluon.jit
+def start_wave(a, b, sums, WAVE: gl.constexpr, BY_ROWS: gl.constexpr):
+    """The products of a k-tile's operands for a wave's sums, under way: of one half of a's rows, or of b's columns."""
+    M: gl.constexpr = sums.shape[0]
+    N: gl.constexpr = sums.shape[1]
+    if BY_ROWS:
+        a = a.slice(WAVE * M, M, 0)
+    else:
+        b = b.slice(WAVE * N, N, 1)
+    return warpgroup_mma(a, b, zeros(M, N, a.dtype), is_async=True)
+
+
+@gluon.jit
+def joined(first, second, DIM: gl.constexpr, layout: gl.constexpr):
+    """Two halves of sums along DIM as one tensor, without moving data between threads."""
+    rows: gl.constexpr = first.shape[0]
+    columns: gl.constexpr = first.shape[1]
+    both = gl.join(first, second)
+    if DIM == 0:
+        both = both.permute((2, 0, 1)).reshape((2 * rows, columns))
+    else:
+        both = both.permute((0, 2, 1)).reshape((rows, 2 * columns))
+    return gl.convert_layout(both, layout, assert_trivial=True)
 
 
 @gluon.jit
