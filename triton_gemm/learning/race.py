@@ -204,6 +204,7 @@ class Race:
             raise NoRaceError(why)
         problem = self.product.problem
         self.journal = journal_of(self.device)
+        rest()
         own, *others = self.product.ranked or (yield from self._ranked())
         if not self.product.ranked:
             others, self.later = others[: FEW - 1], others[FEW - 1 :]

@@ -152,6 +152,7 @@ class Tuner:
                 race.at = now
             if outcome is not None:
                 self._end(race)
+                rest()
                 self._learn(race, outcome)
             elif now > min(race.product.at, race.at) + STALE_S or (race.has_turn and self._holds_too_much(race, now)):
                 self._give_up(race)
@@ -186,6 +187,7 @@ class Tuner:
         own.over, own.ranked = not race.later, [outcome.ranked, *race.later]
         is_new = winner is not None or (own.over and own.before is None)
         if outcome.candidates > 1 and race.keeps and is_new:
+            rest()
             self._store(own, outcome.us, outcome.samples, race.plan)
 
     def _store(self, product: Product, us: float, samples: int, plan: GemmPlan) -> None:
