@@ -9,11 +9,12 @@ Intervals that are shorter than in service (--load, --minute) are in the record.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -62,10 +63,10 @@ class Service:
         self.operands = [operands(x, 1, device, seed)[0] for x in problems]
         self.rate, self.random, self.calls = rate, random.Random(seed), 0
 
-    def run(self, calls: int) -> list[float]:
-        """Until each was called so often; seconds of the host for each call."""
+    def run(self, calls: int, end: float = math.inf) -> list[float]:
+        """Until each was called so often, or that time has come; seconds of the host for each call."""
         host: list[float] = []
-        while self.calls < calls:
+        while self.calls < calls and time.perf_counter() < end:
             order, begin = [x for x in self.operands for _ in range(BLOCK)], time.perf_counter()
             self.random.shuffle(order)
             for a, b, *_ in order:
@@ -85,23 +86,32 @@ class Service:
 
 def measure(problems: Sequence[GemmProblem], given: argparse.Namespace) -> dict[str, Any]:
     race.LOADED_S = given.load
+    begin = time.perf_counter()
+
+    def say(what: str) -> None:
+        print(f"[{time.perf_counter() - begin:.0f} s] {what}", flush=True)
+
     service = Service(problems, given.rate, given.seed)
+    say("the operands are there")
     torch.empty(CACHED, dtype=torch.uint8, device="cuda")  # and freed at once
     with triton_gemm.use(learn=False):
         service.run(2 * BLOCK)
         triton_gemm.wait_until_compiled(WAIT_S)
+        say("kernels of the first calls are compiled")
         before, picks = service.run(given.calls[0] // 10), {"0": service.runs()}
-    service.calls, begin, during = 0, time.perf_counter(), []
+    say("without learning")
+    service.calls, started, during = 0, time.perf_counter(), []
     with triton_gemm.use(learn=True):
         for calls in given.calls:
-            during += service.run(calls)
-            picks[str(calls)] = service.runs()
-    seconds, counts = time.perf_counter() - begin, triton_gemm.report_routing()
+            during += service.run(calls, started + given.limit)
+            picks[str(service.calls)] = service.runs()
+            say(f"{service.calls} calls of each with learning")
+    seconds, counts = time.perf_counter() - started, triton_gemm.report_routing()
     return {
         "seconds": round(seconds, 1),
         "host_us": {"before": quantiles(before), "learning": quantiles(during)},
         **{name: counts.get((NAME, name), 0) for name in ("GEMMs raced", "kernels replaced")},
-        "products": judged(problems, picks),
+        "products": judged(problems, picks, say),
     }
 
 
@@ -111,10 +121,14 @@ def quantiles(host: list[float]) -> list[float]:
     return [round(1e6 * found[min(len(found) - 1, int(share * len(found)))], 1) for share in (0.5, 0.999, 1.0)]
 
 
-def judged(problems: Sequence[GemmProblem], picks: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+def judged(
+    problems: Sequence[GemmProblem], picks: Mapping[str, Sequence[str]], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """Of each GEMM the times of all candidates of the same bits, and what ran after so many calls."""
     compile_ahead(planned(problems, current_device_info(), "same"))
+    say("all candidates are compiled")
     report = triton_gemm.tune(problems, budget=JUDGE_S * len(problems), bits="same", progress=lambda _: None)
+    say("all candidates are timed")
     times = {x.problem: [[float(f"{us:.5g}"), name] for us, name in x.times] for x in report.shapes if x.measured}
     return [
         {"product": problem_text(x), "times": times.get(x, []), "runs": {name: of[i] for name, of in picks.items()}}
@@ -174,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=args.count, nargs="+", default=CALLS, metavar="N", help="of each GEMM")
     parser.add_argument("--rate", type=float, default=12_000.0, metavar="N", help="calls a second (%(default)s)")
     parser.add_argument("--load", type=float, default=race.LOADED_S, metavar="S", help="between modules (%(default)s)")
+    parser.add_argument("--limit", type=float, default=math.inf, metavar="S", help="of learning; what came is judged")
     parser.add_argument("--models", nargs="+", choices=tuple(BY_NAME), metavar="NAME", help=f"of {', '.join(BY_NAME)}")
     parser.add_argument("--minute", type=float, default=60.0, metavar="S", help="seconds of a minute (%(default)s)")
     given = parser.parse_args(arguments)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,8 +91,10 @@ def test_parts_lie_apart_and_hold_numbers(name: str) -> None:
     assert made.values(plan, 0, "expected")[4] not in {of[4] for of in values.values()}
 
 
+@pytest.mark.parametrize("piece", [1000, block.PIECE])
 @pytest.mark.parametrize("name", ["plain", "beta", "odd", "int8"])
-def test_one_bit_anywhere_is_a_difference(name: str) -> None:
+def test_one_bit_anywhere_is_a_difference(name: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "PIECE", piece)
     made = operands(PROBLEMS[name])
 
     def differs(at: int | None) -> bool:
@@ -98,7 +102,7 @@ def test_one_bit_anywhere_is_a_difference(name: str) -> None:
             made.prepare(key, 0)
         if at is not None:
             part(made, ("c", 0), torch.uint8)[at] ^= 1
-        return not torch.equal(made.result(("c", 0), 0), made.result("expected", 0))
+        return not made.is_as_expected(("c", 0), 0)
 
     size = made.layout.places["expected"][1]
     assert not differs(None)
@@ -115,10 +119,30 @@ def test_a_result_is_first_what_no_kernel_stores_and_with_beta_what_is_read() ->
         assert c.isnan().all() if name == "plain" else c.unique().numel() > 100 if name == "beta" else (c < 0).all()
 
 
-def test_a_result_is_copied_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block, "PIECE", 1000)
-    made = operands(PROBLEMS["beta"])
-    assert torch.equal(made.result("initial", 0), part(made, "initial", torch.uint8))
+def test_torch_has_no_threads_for_operands() -> None:
+    """They would spin on all cores, and calls wait for one."""
+    problem, count, begun = problem_of(512, 512, 1024), torch.get_num_threads(), list[int]()
+    assert problem.M * problem.N * 2 > 2 * block.PIECE
+
+    def work() -> None:
+        torch.set_num_threads(4)
+        block._pattern.cache_clear()
+        made = Operands(problem, layout, memory, None)
+        before = set(Path("/proc/self/task").iterdir())
+        made.fill(0)
+        for key in ("expected", ("c", 0)):
+            made.prepare(key, 0)
+        assert made.is_as_expected(("c", 0), 0)
+        begun.append(len(set(Path("/proc/self/task").iterdir()) - before))
+
+    layout = Layout.of(problem, [plan_of(problem)], MIB)
+    assert layout is not None
+    memory = torch.empty(layout.nbytes, dtype=torch.uint8)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.set_num_threads(count)
+    assert begun == [0]
 
 
 def test_sets_go_past_the_cache_and_fit() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from triton_gemm.hardware.driver import DriverError
 from triton_gemm.learning import race, tuner
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, turns
+from triton_gemm.runtime.worker import Question
 from triton_gemm.selection.select import Selection
 from triton_gemm.tables import learned
 from triton_gemm.tuning import journal_of
@@ -60,6 +63,37 @@ def test_a_table_that_cannot_be_written_costs_the_next_process_alone(
     assert "what was learned is not kept" in caplog.text
     world.service.begin_process()
     assert world.call(1).algorithm == world.incumbent.algorithm
+
+
+@pytest.mark.parametrize("worker", ["writes", "cannot", "is late"])
+def test_a_worker_writes_what_was_learned_or_the_thread_does(worker: str, world: World) -> None:
+    written: list[Any] = []
+    write = learned.write
+
+    def write_by(*of: Any) -> bool:
+        written.append(of)
+        return (worker != "cannot" or len(written) > 1) and write(*of)
+
+    world.service.patch.setattr(learned, "write", write_by)
+    if worker == "is late":
+        world.service.patch.setattr(background, "ask", ask_no_writer(background.ask))
+    world.call(2 * CALLS)
+    assert world.service.tuner.unwritten == [] or worker == "is late"
+    world.service.tuner._write(at_end=True)
+    assert not world.service.tuner.unwritten and written
+    world.service.begin_process()
+    assert world.replaced
+
+
+def ask_no_writer(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """As `background.ask`, but who is to write never ends."""
+
+    def asked(plan: Any, device: Any, function: Callable[..., Any], *of: Any) -> Any:
+        if function.__name__ == "write_by":
+            return Question(function, *of)
+        return ask(plan, device, function, *of)
+
+    return asked
 
 
 def test_a_rule_that_ends_amid_a_race_ends_it(world: World) -> None:
@@ -160,7 +194,7 @@ def test_torchs_memory_that_is_gone_ends_a_race(world: World, monkeypatch: pytes
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(race.block, "Operands", full)
+        patch.setattr(race, "fills_what_is_empty", full)
         world.call()
     assert not world.service.tuner.broken and not world.service.tuner.failures
 

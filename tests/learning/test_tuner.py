@@ -109,7 +109,7 @@ def test_nothing_is_launched_amid(what: str, world: World, monkeypatch: pytest.M
         service.gpu.capturing = what == "captured"
         service.free = what != "no memory"
         service.slowed = ("too hot",) if what == "slowed" else ()
-        service.stream = tuner.PER_THREAD if what == "a thread's stream" else 0
+        service.stream = race.PER_THREAD if what == "a thread's stream" else 0
         world.call()
         assert not service.launches and not service.queued
     service.gpu.capturing, service.free, service.slowed, service.stream = False, True, (), 0

@@ -167,10 +167,10 @@ TEST(threads_launch_no_job_that_was_withdrawn) {
     for (int i = 0; i < 3000; ++i) {
       __atomic_store_n(&job.launched, -1, __ATOMIC_RELAXED);
       job.device = 3, job.stream = stream;
-      __atomic_store_n(&job.until, 1 + i % 3, __ATOMIC_SEQ_CST);
+      job.set(1 + i % 3);
       ++begun;
       if (i % 2) std::this_thread::yield();
-      __atomic_store_n(&job.until, -1, __ATOMIC_SEQ_CST);
+      job.set(-1);
       while (__atomic_load_n(&job.inside, __ATOMIC_SEQ_CST) != 0) std::this_thread::yield();
       job.device = 9, job.stream = nullptr;  // ThreadSanitizer sees a thread that reads them now
       launched += __atomic_load_n(&job.launched, __ATOMIC_RELAXED) == 0;
@@ -178,6 +178,25 @@ TEST(threads_launch_no_job_that_was_withdrawn) {
     ends = true;
   });
   CHECK(graphs == launched && events == launched && launched <= begun && job.inside == 0);
+}
+
+TEST(who_sees_a_job_sees_all_of_it) {
+  graphs = events = 0;
+  std::vector<Job> jobs(100, Job{});
+  in_threads(2, [&](int thread) {
+    for (Job& job : jobs) {
+      if (thread == 0) {
+        const Job made = job_of(stream);
+        job.launched = made.launched, job.device = made.device, job.stream = made.stream;
+        job.graph = made.graph, job.ended = made.ended, job.launch = made.launch, job.record = made.record;
+        job.set(1);
+      } else {
+        while (!job.waits()) std::this_thread::yield();
+        job.count(driver, 3, stream);
+      }
+    }
+  });
+  CHECK(graphs == 100 && events == 100);
 }
 
 TEST(parameters_are_the_call_s) {

@@ -83,7 +83,7 @@ TEST(a_key_that_is_full_is_nobody_s) {
 }
 
 TEST(calls_of_a_plan_are_counted) {
-  int64_t own[2] = {5, 0};
+  int64_t own[3] = {5, 0, -1};
   const Turns none, turns{own, nullptr};
   CHECK(!none.take_one() && !none.tell_one());
   for (int i = 0; i < 5; ++i) CHECK(!turns.take_one());
@@ -100,6 +100,32 @@ TEST(calls_of_a_plan_are_counted) {
     }
   });
   CHECK(taken == 4000 && own[0] == -4000);
+}
+
+TEST(a_call_says_its_stream_once_and_none_that_is_captured) {
+  static bool captured;
+  Driver driver{};
+  driver.is_capturing = [](CUstream, CUstreamCaptureStatus* status) {
+    *status = captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+  };
+  int64_t own[3] = {5, 0, -1};
+  const Turns none, turns{own, nullptr};
+  const auto say = [&](uint64_t stream) { turns.say(driver, reinterpret_cast<CUstream>(stream)); };
+  none.say(driver, nullptr);
+  for (const int64_t wish : {0, 1}) {
+    own[1] = wish;
+    say(7);
+    CHECK(own[1] == wish && own[2] == -1);
+  }
+  own[1] = 2;
+  captured = true;
+  say(7);
+  CHECK(own[1] == 2 && own[2] == -1 && !turns.tell_one());
+  captured = false;
+  say(8);
+  say(9);
+  CHECK(own[0] == 5 && own[1] == 0 && own[2] == 8);
 }
 
 TEST(the_oldest_is_given_up) {

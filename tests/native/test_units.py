@@ -44,6 +44,7 @@ BUGS: dict[str, dict[str, tuple[str, str]]] = {
         "job-under-capture": ("if (is_captured(driver, of)) {", "if (false) {"),
         "job-lost-by-a-capture": ("int64_t taken = 0;", "int64_t taken = 7;"),
         "job-s-threads-not-counted": ("__atomic_fetch_add(&inside, 1,", "__atomic_fetch_add(&inside, 0,"),
+        "job-seen-before-its-parts": ("_n(&until, to, __ATOMIC_SEQ_CST)", "_n(&until, to, __ATOMIC_RELAXED)"),
         "job-error-swallowed": ("__atomic_store_n(&launched, error,", "__atomic_store_n(&launched, 0,"),
         "event-recorded-after-an-error": ("if (error == CUDA_SUCCESS) error = record", "error = record"),
         "workspace-of-another-device": ("{device, stream}", "{0, stream}"),

@@ -50,7 +50,7 @@ def test_a_service_calls_all_alike_mixed_and_with_gaps(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr("time.sleep", slept.append)
     service = learning.Service([gemm_problem(Shape(M, 8, 8), "bf16") for M in (1, 2, 3)], 1000.0, 0)
-    assert len(service.run(80)) == 240 and service.run(80) == []
+    assert service.run(80, end=0.0) == [] and len(service.run(80)) == 240 and service.run(80) == []
     assert [called.count(M) for M in (1, 2, 3)] == [80, 80, 80] and called[:24] != sorted(called[:24])
     assert 0.12 < sum(slept) < 0.36 and len({*slept}) > 5
 

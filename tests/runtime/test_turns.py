@@ -49,7 +49,7 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Learner:
     monkeypatch.setattr(turns, "_learner", found)
     monkeypatch.setattr(turns, "active", lambda: True)
     monkeypatch.setattr(turns, "job", turns.Job(-1, launched=-1))
-    monkeypatch.setattr(turns, "run_job", None)  # what a test before has loaded
+    monkeypatch.setattr(turns, "extension", None)  # what a test before has loaded
     return found
 
 
@@ -126,6 +126,26 @@ def test_calls_are_counted_and_told_of(calls: Calls, learner: Learner) -> None:
     turn.ask(False)
     calls.by_cpp(3)
     assert learner.turns == 3 and turn.calls() == 6
+
+
+def test_a_call_says_its_stream_to_no_one(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = calls.plan.turn
+    assert turn is not None and turn.stream is None
+    turn.ask_stream()
+    calls.driver.capturing = True
+    calls.by_cpp(2)
+    assert turn.stream is None
+    calls.driver.capturing = False
+    assert calls.by_cpp(2) == [True] * 2 and turn.stream == 0 and not turn.own[1]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
+    turn.ask_stream()
+    assert turn.stream is None
+    with monkeypatch.context() as patch:
+        patch.setattr(turns, "is_watched", lambda: True)
+        calls.plan.run(A, B, C)
+    assert turn.stream is None
+    calls.plan.run(A, B, C)
+    assert turn.stream == 0 and learner.turns == 0
 
 
 def test_what_python_raises_when_it_is_told_comes_through(calls: Calls, learner: Learner) -> None:
@@ -205,7 +225,7 @@ def test_python_s_own_calls_count_too(
 ) -> None:
     turn, begun = calls.plan.turn, graphs.begun
     if not by_cpp:  # as without the extension
-        monkeypatch.setattr(turns, "run_job", None)
+        monkeypatch.setattr(turns, "extension", None)
         monkeypatch.setattr(turns, "launch_graph", lambda *of: begun.extend(BEGUN) or 3)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
     assert turn is not None

@@ -144,6 +144,7 @@ SMALL = {
     "reporting.fingerprint": "_sources",
     "tables.files": "has_flock",
     "kernels": "__getattr__",
+    "learning.block": "_pattern",
     "kernels.warp_specialised.configs": "listed of_itemsize",
     "kernels.warp_specialised.costs": "_step",
     "kernels.warp_specialised.host": "wide_columns wide_memory",

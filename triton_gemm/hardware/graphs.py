@@ -8,7 +8,8 @@ may be made and run while other threads capture: what they forbid is allowed to 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -20,6 +21,20 @@ NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered by the default stream
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 OF_STREAMS = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, which nodes have not
+
+
+def rest() -> None:
+    """Has other threads have Python for a moment, for a thread that has time. A call of the driver does not: it lets
+    go of Python, and has it again before a thread that waits for it has woken up. Among such calls others waited for
+    2 to 60 ms. Nor need `sleep(0)`."""
+    time.sleep(2e-5)
+
+
+def _call(name: str, *arguments: object, allowed: Sequence[int] | None = (0,)) -> int:
+    """As `call`, and then a rest."""
+    error = call(name, *arguments, allowed=allowed)
+    rest()
+    return error
 
 
 class _KernelNode(ctypes.Structure):
@@ -49,19 +64,19 @@ class TimedGraph:
         self._begin, self._end, self._ended = (ctypes.c_void_p() for _ in range(3))
         try:
             for event in self._events:
-                call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
-            call("cuGraphCreate", ctypes.byref(graph), ctypes.c_uint(0))
+                _call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
+            _call("cuGraphCreate", ctypes.byref(graph), ctypes.c_uint(0))
             last = _record(graph, None, self._begin)
             for launch in launches:
                 last = _kernel(graph, last, *launch)
             _record(graph, last, self._end)
-            call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, ctypes.c_ulonglong(0))
+            _call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, ctypes.c_ulonglong(0))
         except BaseException:
             self.close()
             raise
         finally:
             if graph.value:
-                call("cuGraphDestroy", graph)
+                _call("cuGraphDestroy", graph)
 
     @property
     def graph(self) -> int:
@@ -83,7 +98,7 @@ class TimedGraph:
         """Gives up what the driver holds for it; a run that has not ended goes on."""
         for name, handle in (("cuGraphExecDestroy", self._exec), *(("cuEventDestroy_v2", x) for x in self._events)):
             if handle.value:
-                call(name, handle, allowed=None)
+                _call(name, handle, allowed=None)
                 handle.value = None
 
     @property
@@ -134,7 +149,7 @@ def own_stream(device: int) -> int:
 
 def copy(to: int, of: int, nbytes: int, stream: int) -> None:
     """Queues a copy between addresses, of which either may be the host's. No kernel is loaded for it."""
-    call("cuMemcpyAsync", *(ctypes.c_uint64(x) for x in (to, of)), ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+    _call("cuMemcpyAsync", *(ctypes.c_uint64(x) for x in (to, of)), ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
 
 
 def synchronize(stream: int) -> None:
@@ -159,7 +174,7 @@ def _after(node: ctypes.c_void_p | None) -> tuple[Any, ctypes.c_size_t]:
 
 def _record(graph: ctypes.c_void_p, last: ctypes.c_void_p | None, event: ctypes.c_void_p) -> ctypes.c_void_p:
     node = ctypes.c_void_p()
-    call("cuGraphAddEventRecordNode", ctypes.byref(node), graph, *_after(last), event)
+    _call("cuGraphAddEventRecordNode", ctypes.byref(node), graph, *_after(last), event)
     return node
 
 
@@ -169,9 +184,9 @@ def _kernel(
     sizes = (getattr(config, f"{what}_{axis}") for what in ("grid", "block") for axis in "xyz")
     given = _KernelNode(function, *sizes, config.shared, ctypes.addressof(parameters), None, None, None)
     node = ctypes.c_void_p()
-    call("cuGraphAddKernelNode_v2", ctypes.byref(node), graph, *_after(last), ctypes.byref(given))
+    _call("cuGraphAddKernelNode_v2", ctypes.byref(node), graph, *_after(last), ctypes.byref(given))
     for attribute in config.attributes[: config.count]:
         if attribute.id != OF_STREAMS:
             value = ctypes.byref(attribute, type(attribute).value.offset)
-            call("cuGraphKernelNodeSetAttribute", node, ctypes.c_int(attribute.id), value)
+            _call("cuGraphKernelNodeSetAttribute", node, ctypes.c_int(attribute.id), value)
     return node

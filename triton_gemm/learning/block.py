@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -24,7 +26,9 @@ from ..tuning.timing import COLD_FACTOR
 LIMIT = 256 * 2**20  # bytes
 LAUNCHES = 4  # of a sample
 LINE = 512  # bytes to which parts of the block are aligned
-PATTERN, PIECE = 524_287, 1 << 20  # numbers that fill parts, and bytes of a copy to the host
+# Numbers that fill parts, and bytes that are compared at once. From 32,768 numbers on torch has threads on all cores,
+# which spin afterwards; and a longer copy keeps the driver's lock for longer.
+PATTERN, PIECE = 32_749, 1 << 17
 OF_SETS = ("a", "b", "gate", "c")  # what each set of operands has for itself
 SCALES = ("a_scale", "b_scale")
 
@@ -132,59 +136,38 @@ class Operands:
 
     def fill(self, stream: int) -> None:
         """Fills all parts, on a stream, and waits for it."""
-        dtypes, patterns = dtypes_of(self.problem), dict[Any, torch.Tensor]()
-        for key in self.layout.places:
-            name = key[0] if isinstance(key, tuple) else key
-            kind = dtypes.get("c" if name == "initial" else name), name if name in ("initial", *SCALES) else ""
-            if name == "counters" or (kind[0] is not None and (name != "c" or self.problem.has_beta)):
-                if kind not in patterns:
-                    patterns[kind] = self._pattern(*kind)
-                self._spread(key, patterns[kind], stream)
-        synchronize(stream)  # patterns are the host's
+        for kind, keys in groupby(self.layout.places, self._kind):  # parts of one kind at once: fewer copies
+            if kind is not None:
+                (begin, _), *_, (at, nbytes) = 2 * [self.place(key) for key in keys]
+                _spread(begin, at + nbytes - begin, _pattern(*kind), stream)
+        synchronize(stream)
 
-    def _pattern(self, dtype: torch.dtype | None, name: str) -> torch.Tensor:
-        """Numbers like data: zeros would run faster. A prime number of them, so that no rows are equal. Of a C that
-        nothing reads first, NaN."""
-        if dtype is None:
-            return torch.zeros(PATTERN, dtype=torch.int32)
-        random = torch.Generator().manual_seed(0)  # torch's own numbers are the application's
-        if name in SCALES:
-            return torch.rand(PATTERN, dtype=dtype, generator=random) + 0.5
-        is_wide = dtype.is_floating_point and dtype.itemsize > 1
+    def _kind(self, key: Any) -> tuple[torch.dtype | None, str] | None:
+        """What fills a part, for `_pattern`; None: nothing."""
+        name = key[0] if isinstance(key, tuple) else key
+        dtype = dtypes_of(self.problem).get("c" if name == "initial" else name)
+        if (dtype is None and name != "counters") or (name == "c" and not self.problem.has_beta):
+            return None
         if name == "initial" and not self.problem.has_beta:
-            return (
-                torch.full((PATTERN,), math.nan, dtype=dtype)
-                if is_wide
-                else torch.full((PATTERN,), -127).to(torch.int8)
-            )
-        if is_wide:
-            return torch.randn(PATTERN, generator=random).to(dtype)
-        low, high = (0, 112) if dtype.is_floating_point else (-128, 128)  # of 8 bits; of floating point no NaN
-        return torch.randint(low, high, (PATTERN,), dtype=torch.int8, generator=random)
-
-    def _spread(self, key: Any, pattern: torch.Tensor, stream: int) -> None:
-        """Fills a part with a pattern again and again."""
-        begin, nbytes = self.place(key)
-        done = min(nbytes, pattern.nbytes)
-        copy(begin, pattern.data_ptr(), done, stream)
-        while done < nbytes:
-            count = min(done, nbytes - done)
-            copy(begin + done, begin, count, stream)
-            done += count
+            return dtype, "unread"
+        return dtype, name if name in SCALES else ""
 
     def prepare(self, key: Any, stream: int) -> None:
         """Has a C that will be compared be what is read, or NaN, and waits for it."""
         copy(self.place(key)[0], *self.place("initial"), stream)
         synchronize(stream)
 
-    def result(self, key: Any, stream: int) -> torch.Tensor:
-        """The bytes of a C, on the host, once they are there."""
-        begin, nbytes = self.place(key)
-        found = torch.empty(nbytes, dtype=torch.uint8)
+    def is_as_expected(self, key: Any, stream: int) -> bool:
+        """Whether the bytes of a C are those of the incumbent's, which the host compares once they are there."""
+        pieces = torch.zeros(2, PIECE // 8, dtype=torch.int64)
+        (begin, nbytes), (wanted, _) = self.place(key), self.place("expected")
         for at in range(0, nbytes, PIECE):
-            copy(found.data_ptr() + at, begin + at, min(PIECE, nbytes - at), stream)
+            for piece, of in zip(pieces, (begin, wanted), strict=True):
+                copy(piece.data_ptr(), of + at, min(PIECE, nbytes - at), stream)
             synchronize(stream)
-        return found
+            if not torch.equal(*pieces):
+                return False
+        return True
 
     def values(self, plan: Any, number: int, into: Any = None) -> tuple[Any, ...]:
         """What launches of a plan are given (`runtime.step`), of the set of that number. into: where C goes, if not to
@@ -206,3 +189,31 @@ class Operands:
             found[temporary.name] = at
             at += _nbytes_of_temporary(temporary)
         return (1.0, self.beta, *(found[name] for name in plan.names))
+
+
+@cache
+def _pattern(dtype: torch.dtype | None, name: str) -> torch.Tensor:
+    """Numbers like data: zeros would run faster. A prime number of them, so that few rows are equal. Of a C that
+    nothing reads first, NaN. They stay in memory, as copies read them."""
+    if dtype is None:
+        return torch.zeros(PATTERN, dtype=torch.int32)
+    random = torch.Generator().manual_seed(0)  # torch's own numbers are the application's
+    if name in SCALES:
+        return torch.rand(PATTERN, dtype=dtype, generator=random) + 0.5
+    is_wide = dtype.is_floating_point and dtype.itemsize > 1
+    if name == "unread":
+        return torch.full((PATTERN,), math.nan if is_wide else -127, dtype=dtype if is_wide else torch.int8)
+    if is_wide:
+        return torch.randn(PATTERN, generator=random).to(dtype)
+    low, high = (0, 112) if dtype.is_floating_point else (-128, 128)  # of 8 bits; of floating point no NaN
+    return torch.randint(low, high, (PATTERN,), dtype=torch.int8, generator=random)
+
+
+def _spread(begin: int, nbytes: int, pattern: torch.Tensor, stream: int) -> None:
+    """Fills memory with a pattern again and again."""
+    done = min(nbytes, pattern.nbytes)
+    copy(begin, pattern.data_ptr(), done, stream)
+    while done < nbytes:
+        count = min(done, nbytes - done)
+        copy(begin + done, begin, count, stream)
+        done += count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
+from ..hardware.graphs import rest
 from ..kernels import forms
 from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
@@ -55,7 +55,7 @@ def ranked(problem: GemmProblem, device: DeviceInfo, incumbent: Selection) -> li
         binaries = identities(device, problem, selection)
         is_there = kits.serves(problem, device, selection)
         found.append(Ranked(us, selection, is_there, binaries, tuple(map(kit.key_of, binaries))))
-        time.sleep(0)
+        rest()
     return found
 
 
@@ -68,13 +68,13 @@ def candidates(problem: GemmProblem, device: DeviceInfo, incumbent: Selection) -
         for us, candidate in _near(problem, device, incumbent, SLOWER * own_us):
             if candidate.algorithm != incumbent.algorithm and bit_class(problem, candidate) == wanted:
                 near.append((us, candidate))
-            time.sleep(0)
+            rest()
         for us, candidate in sorted(near, key=itemgetter(0)):
             like = Selection.of(candidate, about(us, problem, device), "user's table")
             like = replace(like, batch_invariant=incumbent.batch_invariant, kit=foreign)
             if len(found) < MOST and not (foreign and not kits.holds(problem, device, like, True)):
                 found.append((us, like))
-            time.sleep(0)
+            rest()
     return found
 
 

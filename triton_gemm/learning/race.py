@@ -19,8 +19,9 @@ import torch
 from ..compat import fills_what_is_empty, is_profiling
 from ..hardware import driver, nvml
 from ..hardware.device import DeviceInfo
-from ..hardware.graphs import Mark, TimedGraph, launch, own_stream, relaxed
+from ..hardware.graphs import Mark, TimedGraph, launch, own_stream, relaxed, rest
 from ..runtime import background, step, turns
+from ..runtime.workspace import PER_THREAD
 from ..selection.select import Selection
 from ..tuning import journal_of
 from ..tuning.conditions import Conditions, complaint
@@ -96,7 +97,6 @@ class Race:
     journal: Journal
     layout: block.Layout
     operands: block.Operands
-    expected: torch.Tensor
 
     def __init__(
         self,
@@ -117,13 +117,14 @@ class Race:
         self.begun = False  # whether the journal says that one is launched for the first time
         self.at = clock()  # when it went on last
         self.asked: Callable[[Call], Any] | None = None  # what a call of its product is to do
+        self.hears = False  # whether a call is to say its stream
         self.found: Any = None  # and what came of that
         self.steps = self._run()
         self.wait: Wait = None
 
     @property
     def needs_call(self) -> bool:
-        return self.asked is not None or (self.has_turn and turns.job.until > 0)
+        return self.asked is not None or self.hears or (self.has_turn and turns.job.until > 0)
 
     @property
     def has_own_b(self) -> bool:
@@ -137,7 +138,7 @@ class Race:
             while wait is None or wait():
                 self.at = self.clock()
                 self.wait = wait = next(self.steps)
-                time.sleep(0)
+                rest()
                 if wait is None:
                     break
         except StopIteration as end:
@@ -147,7 +148,7 @@ class Race:
 
     def take(self, call: Call) -> None:
         """In the thread of a call that was just launched, if `asked`."""
-        if self.asked is not None and (self.stream is None or call.stream == self.stream):
+        if self.asked is not None and call.stream == self.stream:
             try:
                 self.found = self.asked(call)
             except Exception as error:
@@ -181,7 +182,7 @@ class Race:
             yield from self._check(entrant)
         incumbent = self.entrants[0]
         final = FINAL_OF_FEW if self.later else FINAL
-        halving = Halving([x.us / incumbent.us for x in self.entrants], final, partial(time.sleep, 0))
+        halving = Halving([x.us / incumbent.us for x in self.entrants], final, rest)
         while halving.winner is None:
             which = halving.next()
             halving.add(which, (yield from self._sample(self.entrants[which])))
@@ -203,6 +204,7 @@ class Race:
             raise NoRaceError(why)
         problem = self.product.problem
         self.journal = journal_of(self.device)
+        rest()
         own, *others = self.product.ranked or (yield from self._ranked())
         if not self.product.ranked:
             others, self.later = others[: FEW - 1], others[FEW - 1 :]
@@ -213,7 +215,7 @@ class Race:
                 is_there = x.is_there
                 wanted = None if is_there else background.order(self.plan, self.device, x.selection, x.binaries)
                 coming.append(Entrant(x, x.us, wanted))
-            time.sleep(0)  # other threads may have Python now
+            rest()
         deadline = self.clock() + COMPILED_S
         while coming:
             found = self._next(coming, deadline)
@@ -254,7 +256,7 @@ class Race:
     def _load(self, entrant: Entrant) -> None:
         modules, wanted = step.modules(), entrant.wanted
         entrant.plan = self.plan.like(entrant.selection)
-        time.sleep(0)
+        rest()
         if not entrant.plan.load(cached=wanted is not None and wanted.error == ""):
             log.debug("%s is left out, not compiled: %s", entrant.selection, None if wanted is None else wanted.error)
             return
@@ -274,6 +276,18 @@ class Race:
             raise found
         return cast(_T, found)
 
+    def _stream_of_calls(self) -> Steps[int]:
+        asked = [plan.turn for plan in self.product.plans]
+        for turn in asked:
+            turn.ask_stream()
+        self.hears = True
+        yield lambda: any(turn.stream is not None for turn in asked)
+        self.hears = False
+        found: int = next(turn.stream for turn in asked if turn.stream is not None)
+        if found == PER_THREAD:
+            raise NoRaceError("each thread has that stream for itself")
+        return found
+
     def _afford(self, us: float) -> Steps[None]:
         if not self.tempo.allows(us):
             yield partial(self.tempo.allows, us)
@@ -287,25 +301,28 @@ class Race:
             raise NoRaceError(f"its operands take more than {block.LIMIT >> 20} MiB")
         self.is_prepared = True
         yield lambda: self.has_turn
-        self.stream, self.keeps = yield from self._at_call(lambda call: (call.stream, call.bits == "same"))
+        self.stream = yield from self._stream_of_calls()
         is_free = self.clock() >= tempo.full_until and block.is_free(index, self.stream, layout.nbytes)
         if not is_free:
             tempo.full_until = max(tempo.full_until, self.clock() + FULL_S)
             raise NoRaceError(f"torch has no {layout.nbytes >> 20} MiB that are free, or the GPU not twice as many")
 
-        def allocate(call: Call) -> tuple[block.Operands, Mark]:
+        reserved, mark = torch.cuda.memory_reserved(index), Mark()
+
+        def allocate(call: Call) -> tuple[torch.Tensor, int, str]:
             if fills_what_is_empty():
                 raise NoRaceError("torch fills what is allocated")
-            reserved = torch.cuda.memory_reserved(index)
-            memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.plan.device)
-            if torch.cuda.memory_reserved(index) > reserved:
-                raise NoRaceError("torch had to ask the driver for its memory")
-            mark = Mark()
-            mark.set(call.stream)
-            own_address = call.b.data_ptr() if layout.own else None
-            return block.Operands(self.product.problem, layout, memory, own_address), mark
+            with relaxed():
+                memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=self.plan.device)
+                mark.set(call.stream)
+            return memory, call.b.data_ptr(), call.bits
 
-        self.operands, mark = yield from self._at_call(allocate)
+        memory, address, bits = yield from self._at_call(allocate)
+        if torch.cuda.memory_reserved(index) > reserved:
+            raise NoRaceError("torch had to ask the driver for its memory, or another thread had")
+        self.keeps = bits == "same"
+        self.operands = block.Operands(self.product.problem, layout, memory, address if layout.own else None)
+        del memory
         if not mark.passed():  # what used the memory before has not ended
             yield mark.passed
         yield from self._afford(layout.nbytes / BYTES_A_US)
@@ -326,10 +343,7 @@ class Race:
                 self.journal.begin(problem, entrant.selection)
                 self.begun = True
             yield from self._launch(first)
-            found = operands.result(into, own)
-            if is_incumbent:
-                self.expected = found
-            elif not torch.equal(found, self.expected):
+            if not (is_incumbent or operands.is_as_expected(into, own)):
                 why = "its bits are not those of the incumbent"
         except RuntimeError as error:
             why = f"{error}".splitlines()[0]
@@ -349,7 +363,7 @@ class Race:
     def _graph(self, entrant: Entrant, launches: Sequence[tuple[Any, ...]]) -> TimedGraph:
         frames = []
         for values in launches:
-            time.sleep(0)
+            rest()
             for one in entrant.plan.steps:
                 frames.append(step.Frame(one.entry))
                 if error := frames[-1].fill(values):

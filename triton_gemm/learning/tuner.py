@@ -15,11 +15,11 @@ import torch
 
 from ..compat import stream_of_graph_trees
 from ..hardware.device import device_info
-from ..hardware.graphs import allow_during_captures, relaxed
+from ..hardware.graphs import allow_during_captures, rest
 from ..problem import problem_text
 from ..runtime import background, kits, policies, turns
 from ..runtime.plan import MAX_PLANS, GemmPlan, keep
-from ..runtime.workspace import PER_THREAD
+from ..runtime.worker import Question
 from ..tables import files, learned, versions
 from ..tables.records import named
 from .candidates import is_foreign, predicted_us
@@ -27,7 +27,7 @@ from .race import Call, NoRaceError, Outcome, Race
 from .statistics import LONGEST_US, Product, Tempo
 
 AT_ONCE = 4  # races, of which one has memory, and the others wait for workers and to load modules
-LOOK_S, SOON_S = 0.1, 0.004  # between looks of the thread aside; and while there are samples
+LOOK_S, SOON_S = 0.1, 0.004  # between looks of the thread aside at calls; and at races while there are samples
 STALE_S, AGAIN_S = 30.0, 60.0  # a race that could not go on for so long is given up; and is tried again then
 HELD_S, LEAST_FREE = 300.0, 512 << 20  # and one that has memory for so long, or leaves the GPU fewer bytes
 FAILURES, FINISH_S = 3, 2.0  # errors after which nothing is learned any more; how long the end of a process waits
@@ -47,7 +47,9 @@ class Tuner:
         self.thread: threading.Thread | None = None
         self.races: dict[Product, Race] = {}
         self.broken = False
-        self.since = self.free_at = -math.inf  # when a race was given its memory, and the GPU's was looked at
+        self.unwritten: list[Question] = []  # which workers are to write
+        # When a race was given its memory, the GPU's was looked at, and calls were counted.
+        self.since = self.free_at = self.counted_at = -math.inf
 
     def new(self, plan: GemmPlan) -> None:
         problem, selection = plan.problem, plan.selection
@@ -87,9 +89,12 @@ class Tuner:
         with self.here:
             try:
                 if turns.active() and not (self.broken or self.finished):
-                    self._count()
-                    if not background.is_held():
+                    if self.clock() >= self.counted_at + LOOK_S:
+                        self.counted_at = self.clock()
+                        self._count()
                         self._choose()
+                        self._write()
+                    if not background.is_held():
                         self._go_on()
                 elif self.races:
                     self._give_up(*self.races.values())
@@ -108,7 +113,7 @@ class Tuner:
                     self.tempo.of_calls += calls * product.us
                     if product.saved_us:
                         turns.counts["microseconds saved"] += round(calls * product.saved_us)
-            time.sleep(0)  # other threads may have Python now
+            rest()
 
     def _choose(self) -> None:
         """Begins races, of what has not been raced yet and has taken most of the GPU's time first."""
@@ -147,6 +152,7 @@ class Tuner:
                 race.at = now
             if outcome is not None:
                 self._end(race)
+                rest()
                 self._learn(race, outcome)
             elif now > min(race.product.at, race.at) + STALE_S or (race.has_turn and self._holds_too_much(race, now)):
                 self._give_up(race)
@@ -181,15 +187,31 @@ class Tuner:
         own.over, own.ranked = not race.later, [outcome.ranked, *race.later]
         is_new = winner is not None or (own.over and own.before is None)
         if outcome.candidates > 1 and race.keeps and is_new:
-            self._store(own, outcome.us, outcome.samples, _triton_of(race.plan))
+            rest()
+            self._store(own, outcome.us, outcome.samples, race.plan)
 
-    def _store(self, product: Product, us: float, samples: int, triton: str) -> None:
-        before, device = product.before or product.selection, device_info(torch.device("cuda", product.index))
-        how = {"before": before, "us": us, "before_us": us + product.saved_us, "samples": samples, "triton": triton}
+    def _store(self, product: Product, us: float, samples: int, plan: GemmPlan) -> None:
+        before, device = product.before or product.selection, device_info(plan.device)
+        times = {"us": us, "before_us": us + product.saved_us}
+
+        def by_a_worker(*of: Any) -> bool:
+            if (question := background.ask(plan, device, learned.write, *of)) is None:
+                return learned.write(*of)
+            self.unwritten.append(question)
+            return True
+
+        how = {"before": before, "samples": samples, "triton": _triton_of(plan), "by": by_a_worker}
         try:
-            learned.store(product.problem, product.selection, device, **how)  # type: ignore[arg-type]
+            learned.store(product.problem, product.selection, device, **times, **how)  # type: ignore[arg-type]
         except Exception as error:
             log.warning("what was learned is not stored: %s: %s", type(error).__name__, error)
+
+    def _write(self, at_end: bool = False) -> None:
+        """Itself writes what workers could not. at_end: or have not yet."""
+        for question in [x for x in self.unwritten if x.error is not None or at_end]:
+            self.unwritten.remove(question)
+            if not question.answer:
+                question.function(*question.arguments)
 
     # --- At calls ---
 
@@ -202,8 +224,7 @@ class Tuner:
         if race is not None and race.asked is not None and self.here.acquire(blocking=False):
             try:
                 if _may_race(plan, stream):
-                    with relaxed():
-                        race.take(Call(b, stream, policies.current_policy().bits))
+                    race.take(Call(b, stream, policies.current_policy().bits))
             finally:
                 self.here.release()
 
@@ -250,6 +271,7 @@ class Tuner:
             self.thread.join(FINISH_S)
             if not self.thread.is_alive():
                 self.stop()
+                self._write(at_end=True)
 
 
 def _key(plan: GemmPlan) -> Any:
@@ -264,11 +286,6 @@ def _triton_of(plan: GemmPlan) -> str:
 
 
 def _may_race(plan: GemmPlan, stream: int) -> bool:
-    """Whether launches may be added here: none under capture, by whoever measures or watches, or on a stream of each
-    thread or of Inductor's graphs."""
-    return not (
-        turns.is_watched()
-        or background.is_held()
-        or stream == PER_THREAD
-        or stream_of_graph_trees(plan.index) == stream
-    )
+    """Whether launches may be added here: none under capture, by whoever measures or watches, or on a stream of
+    Inductor's graphs."""
+    return not (turns.is_watched() or background.is_held() or stream_of_graph_trees(plan.index) == stream)

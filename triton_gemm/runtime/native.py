@@ -66,7 +66,7 @@ def table(extension: Any, capacity: int) -> Any:
     extension.connect(*_launching())
     follow_workspaces(extension.forget_workspaces)
     stand_ins.follow(extension.forget_stand_ins)
-    turns.run_job = extension.run_job
+    turns.extension = extension
     return extension.Table(capacity)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from ctypes import c_int64
@@ -23,21 +22,23 @@ import torch
 from ..compat import free_in_children, in_transform, is_profiling, launch_hooks, must_dispatch
 from ..hardware import driver
 from ..hardware.graphs import launch as launch_graph
+from ..hardware.graphs import rest
 from ..selection import generation
 
 if TYPE_CHECKING:
     from .plan import GemmPlan
 
 NEVER = 1 << 62  # calls
+TELLS, SAYS = 1, 2  # of a call: that it was, to the learner; and its stream, to no one
 log = logging.getLogger("triton_gemm.learning")
 
 
 class Turn:
-    """Of a plan. own: what C++ has, too: calls until Python takes one, and whether the learner is told of the next;
-    product: the learner's own."""
+    """Of a plan. own: what C++ has, too: calls until Python takes one; what the next call is to do (TELLS, SAYS, or 0);
+    the stream that a call has said. product: the learner's own."""
 
     def __init__(self, product: Any) -> None:
-        self.product, self.own, self._read = product, (c_int64 * 2)(NEVER, 0), NEVER
+        self.product, self.own, self._read = product, (c_int64 * 3)(NEVER, 0, -1), NEVER
 
     def calls(self) -> int:
         """How many there were since it was asked last."""
@@ -46,7 +47,17 @@ class Turn:
 
     def ask(self, told: bool) -> None:
         """Whether the learner is told of the next call of this plan."""
-        self.own[1] = told
+        self.own[1] = TELLS if told else 0
+
+    def ask_stream(self) -> None:
+        """Has the next call of this plan say on what stream it runs."""
+        self.own[2] = -1
+        self.own[1] = SAYS
+
+    @property
+    def stream(self) -> int | None:
+        """What a call has said since."""
+        return None if self.own[2] < 0 else self.own[2]
 
     def hand_over(self) -> None:
         """Has Python take the next calls, which run on the plan that is named instead."""
@@ -69,11 +80,18 @@ class Job(ctypes.Structure):
         self.launch, self.record = driver.address_of("cuGraphLaunch"), driver.address_of("cuEventRecord")
         self.launched, self.device, self.stream, self.graph, self.ended = -1, device, stream, graph, ended
         self.withdrawn = False
-        self.until = 1  # the last, as threads look at it first
+        self._set(1)  # the last, as threads look at it first
 
     def withdraw(self) -> None:
         """No call begins to launch it any more."""
-        self.until, self.withdrawn = -1, True
+        self._set(-1)
+        self.withdrawn = True
+
+    def _set(self, until: int) -> None:
+        if extension is None:
+            self.until = until
+        else:  # an Arm CPU might show other threads a plain store before those of the graph
+            extension.set_job(ctypes.addressof(self), until)
 
     def is_idle(self) -> bool:
         """Whether no thread is launching it, this one included: a signal's handler may come amid `run`."""
@@ -89,14 +107,14 @@ class Job(ctypes.Structure):
 
     def _wait(self) -> None:
         while not self.is_idle() and _runner != threading.get_ident():
-            time.sleep(0)
+            rest()
 
     def run(self, device: int, stream: int) -> None:
         """Of a call that Python has launched. By C++ where there is the extension, so that one thread alone does it."""
         global _runner
-        if run_job is not None:
+        if extension is not None:
             if not is_watched():
-                run_job(ctypes.addressof(self), device, stream)
+                extension.run_job(ctypes.addressof(self), device, stream)
             return
         if _launching.acquire(blocking=False):  # or another thread does, or this one before a signal came
             try:
@@ -124,7 +142,7 @@ job = Job(-1, launched=-1)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(job))  # C++ has its address, also when Python ends
 _launching = free_in_children(threading.Lock())  # a job, by Python
 _runner: int | None = None  # the thread that has it
-run_job: Callable[[int, int, int], None] | None = None  # C++'s, once the extension is loaded
+extension: Any = None  # of C++, once it is loaded
 make: Callable[[], Learner] | None = None  # set by `learning`, which is above
 active: Callable[[], bool] = bool  # whether a rule learns; set by `functional.routing`, which is above
 counts: Counter[str] = Counter()  # of what was learned, for `report_routing`
@@ -173,11 +191,15 @@ def is_watched() -> bool:
 
 
 def tell(plan: GemmPlan, b: torch.Tensor, stream: int) -> None:
-    """Tells the learner of a call."""
-    if _learner is not None and active():
+    """Tells the learner of a call, or says its stream."""
+    turn = plan.turn
+    if turn is not None and turn.own[1] == SAYS:
+        if not is_watched():
+            turn.own[2], turn.own[1] = stream, 0
+    elif _learner is not None and active():
         _learner.turn(plan, b, stream)
-    elif plan.turn is not None:
-        plan.turn.ask(False)
+    elif turn is not None:
+        turn.ask(False)
 
 
 def forget() -> None:

@@ -37,7 +37,7 @@ def learner(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     with table_fakes.default_policy():
         table_fakes.own_folder(tmp_path, monkeypatch)
         yield found
-    found.stop(10.0)
+    found.finish()
     found.broken = True  # or it goes on with the next test
     tables.reload()
 

@@ -181,6 +181,7 @@ inline at::Tensor run(const Entry& entry, const Call& call,
     launch(step, *state.driver, stream, device.index(), addresses, call.alpha);
   if (entry.turns.job != nullptr && entry.turns.job->waits() && !at::hasCallbacks())
     entry.turns.job->count(*state.driver, device.index(), stream);
+  entry.turns.say(*state.driver, stream);
   if (entry.turns.tell_one()) tell(entry, *call.operands[1], stream);
   if (preactivations != nullptr) preactivations->insert(preactivations->end(), before.begin(), before.end());
   return result;

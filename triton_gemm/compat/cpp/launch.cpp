@@ -82,6 +82,11 @@ bool is_captured(const Driver& driver, CUstream stream) {
   return driver.is_capturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+int64_t Job::set(int64_t to) {
+  __atomic_store_n(&until, to, __ATOMIC_SEQ_CST);
+  return __atomic_load_n(&inside, __ATOMIC_SEQ_CST);
+}
+
 void Job::count(const Driver& driver, int of_device, CUstream of) {
   __atomic_fetch_add(&inside, 1, __ATOMIC_SEQ_CST);  // from here on Python changes nothing but `until`
   int64_t waiting = 1;

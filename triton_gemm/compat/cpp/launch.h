@@ -66,8 +66,7 @@ void launch(const Step& step, const Driver& driver, CUstream stream, int device,
 bool is_captured(const Driver& driver, CUstream stream);
 
 // A CUDA graph that is launched once, after a call: a sample of what the learner races. Python has such a
-// record
-// (`runtime.turns.Job`), and changes all but `inside` where no thread may be launching it.
+// record (`runtime.turns.Job`), and changes all but `until` and `inside` where no thread may be launching it.
 struct Job {
   int64_t until;     // 1: a call is to launch it; 0: a thread has taken it; less: there is none
   int64_t inside;    // threads that may be launching it
@@ -80,6 +79,10 @@ struct Job {
   CUresult (*record)(CUevent, CUstream);
 
   bool waits() const { return __atomic_load_n(&until, __ATOMIC_ACQUIRE) > 0; }
+  // Sets `until` for Python, whose own stores are plain: other threads of an Arm CPU may see those in another
+  // order. Whoever sees this one sees all before it. Gives `inside` of after it: a thread not counted there
+  // sees it.
+  int64_t set(int64_t to);
   // A call was launched on that stream. A stream that is captured is left alone.
   void count(const Driver& driver, int of_device, CUstream of);
 };

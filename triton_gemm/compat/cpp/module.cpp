@@ -176,6 +176,14 @@ PyObject* run_job(PyObject*, PyObject* given) {
   Py_RETURN_NONE;
 }
 
+// set_job(address, until): as `Job::set`.
+PyObject* set_job(PyObject*, PyObject* given) {
+  unsigned long long address;
+  long long until;
+  if (!PyArg_ParseTuple(given, "KL", &address, &until)) return nullptr;
+  return PyLong_FromLongLong(reinterpret_cast<Job*>(address)->set(until));
+}
+
 // forget_stand_ins(): has Python decide again on each call that runs on a stand-in.
 PyObject* forget_stand_ins(PyObject*, PyObject*) {
   state.stand_ins.fetch_add(1, std::memory_order_acq_rel);
@@ -337,6 +345,7 @@ PyMethodDef functions[] = {{"setup", setup, METH_O, nullptr},
                            {"forget_workspaces", forget_workspaces, METH_NOARGS, nullptr},
                            {"forget_stand_ins", forget_stand_ins, METH_NOARGS, nullptr},
                            {"run_job", run_job, METH_VARARGS, nullptr},
+                           {"set_job", set_job, METH_VARARGS, nullptr},
                            {"follow", follow, METH_VARARGS, nullptr},
                            {"group", group, METH_NOARGS, nullptr},
                            {"register", register_, METH_VARARGS, nullptr},

@@ -47,13 +47,21 @@ enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu };
 // Of a plan that takes turns: Python changes these numbers, too, while threads count calls. A call that is
 // lost or counted twice does no harm.
 struct Turns {
-  int64_t* own = nullptr;  // calls until Python takes one; not 0: Python is told of the next
-  Job* job = nullptr;      // of all plans
+  // Calls until Python takes one; 1: Python is told of the next, 2: the next says its stream; that stream.
+  int64_t* own = nullptr;
+  Job* job = nullptr;  // of all plans
 
   // Whether Python is to take this call, as it may run on another plan.
   bool take_one() const { return own != nullptr && __atomic_sub_fetch(own, 1, __ATOMIC_RELAXED) < 0; }
   // Whether Python is to be told of this call, which was launched.
-  bool tell_one() const { return own != nullptr && __atomic_load_n(own + 1, __ATOMIC_RELAXED) != 0; }
+  bool tell_one() const { return own != nullptr && __atomic_load_n(own + 1, __ATOMIC_RELAXED) == 1; }
+  // A call was launched on that stream. A stream that is captured is not said.
+  void say(const Driver& driver, CUstream stream) const {
+    if (own == nullptr || __atomic_load_n(own + 1, __ATOMIC_RELAXED) != 2 || is_captured(driver, stream))
+      return;
+    __atomic_store_n(own + 2, reinterpret_cast<int64_t>(stream), __ATOMIC_RELEASE);
+    __atomic_store_n(own + 1, 0, __ATOMIC_RELEASE);
+  }
 };
 
 // What a cached call launches.
