@@ -42,7 +42,8 @@ def rung_page(rung: Rung, results: Results, folder: Path) -> str:
     files = [f"triton_gemm/ladder/{rung.name}.py", *(f"reference_cuda/{stem}.cu" for stem in rung.twins)]
     sources = ", ".join(f"[`{Path(file).name}`]({link(environment.ROOT / file, folder)})" for file in files)
     asked = exercises.of(rung, folder)
-    lines = [_neighbours(rung, folder), f"Source: {sources}." + (f" Exercises: {asked}." if asked else "")]
+    source = f"Source: {sources}{exercises.spoils(rung)}."
+    lines = [_neighbours(rung, folder), source + (f" Exercises: {asked}." if asked else "")]
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
     every = f"{link(PAGE, folder)}#what-every-kernel-has"
     lines += [pictures.shown(name, folder) for name in pictures.of(rung.id)]
