@@ -9,10 +9,10 @@ from pathlib import Path
 
 from perf.common import formats
 from perf.ladder import autotuner, counted, views
+from perf.ladder.clock_model import PERSISTENT
 from perf.ladder.drawings import pictures
 from perf.ladder.findings import SMALL
 from perf.ladder.player import PLAYED
-from perf.ladder.prediction import PERSISTENT
 from perf.ladder.record import Record
 from perf.measure import environment
 from perf.pages import exercises, rung_diff

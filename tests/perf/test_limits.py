@@ -40,7 +40,7 @@ def test_sums_by_hand() -> None:
 
 @pytest.mark.parametrize("mode", limits.MODES)
 def test_peaks_of_pages_and_kernels_are_those_of_page_0(mode: str) -> None:
-    """k08's header names one; the reports' rooflines and predictions are of the same function."""
+    """k08's header names one; the reports' rooflines and model are of the same function."""
     gpu = named_device("h100")
     shown = formats.number(limits.peak(gpu, mode))
     assert shown == row("H100")[2 + [*limits.MODES].index(mode)]
