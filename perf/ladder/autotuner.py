@@ -36,12 +36,13 @@ CHOICES: dict[str, Callable[[GemmConfig], object]] = {
 }
 HOW = (
     "These are the times that `triton.autotune` chooses by, from `do_bench`. The L2 cache is emptied before each "
-    "call, and clocks are as they come. Only the kernel is timed, without what a rung does to its operands first. So "
-    "the times compare configurations of one rung. Rungs are compared by the report's own times, for which all take "
-    "turns on settled clocks: a rung may be faster there and slower here, as k11 is against k10.\n\n"
+    "call, and nothing waits until the GPU's clock has settled. Only the kernel is timed, without what a rung does "
+    "to its operands first. So the times compare configurations of one rung. Rungs are compared by the report's own "
+    "times, for which all take turns after the clock has settled: a rung may be faster there and slower here, as "
+    "k11 is against k10.\n\n"
     "The model is arithmetic (`clocks` in `perf/ladder/clock_model.py`): waves of tiles, times steps of K, times "
-    "the slowest of arithmetic units, issue slots, L2, shared memory and latency. GROUP_M, DRAM and power are not in "
-    "it. Of equal configurations it takes the first of the list."
+    "the slowest of arithmetic units, issue slots, L2, shared memory and latency. GROUP_M, DRAM and power are not "
+    "in it. Of equal configurations it takes the first of the list."
 )
 
 
@@ -237,8 +238,9 @@ NOTE = (
     "from the 20th to the 80th percentile."
 )
 OF_THE_LADDER = (
-    "In the ladder this rung has {tflops} TFLOPS: there rungs take turns on settled clocks, and all that a rung does "
-    "counts, its passes over the operands too. Compare rungs by those figures, and configurations of one rung by these."
+    "In the ladder this rung has {tflops} TFLOPS: there rungs take turns after the clock has settled, and all that "
+    "a rung does counts, its passes over the operands too. Compare rungs by those figures, and configurations of "
+    "one rung by these."
 )
 
 

@@ -21,8 +21,8 @@ from triton_gemm.ladder import LADDER, Rung
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 TUNED = (
-    "The tuner times the kernel alone, on clocks as they come. *Measured* is the whole rung, with what it does to its "
-    "operands first, in turns with cuBLAS on settled clocks: the two differ."
+    "The tuner times the kernel alone, and does not wait until the GPU's clock has settled. *Measured* is the whole "
+    "rung, with what it does to its operands first, in turns with cuBLAS after the clock has settled: the two differ."
 )
 # Where docs/glossary.md explains what a rung's page leaves to it.
 SECTIONS = {
