@@ -93,15 +93,8 @@ def found() -> list[dict[str, Any]]:
         by_sizes = {(*x["sizes"], x["layout"]): x for record in of_gpu for x in puzzles(record)}
         made = [f"{environment.named(x['environment'])}, {environment.place(x['environment'])}" for x in of_gpu]
         sms = of_gpu[-1]["environment"]["num_sms"]
-        gpus.append(
-            {
-                "name": gpu,
-                "sms": sms,
-                "peaks": peaks(gpu),
-                "made": [*dict.fromkeys(made)],
-                "puzzles": [*by_sizes.values()],
-            }
-        )
+        known = {"name": gpu, "sms": sms, "peaks": peaks(gpu)}
+        gpus.append({**known, "made": [*dict.fromkeys(made)], "puzzles": [*by_sizes.values()]})
     return gpus
 
 

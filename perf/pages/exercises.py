@@ -29,9 +29,8 @@ def table(folder: Path) -> str:
     for exercise in EXERCISES:
         name, about = exercise.title.removesuffix(".").split(": ")
         about, _, rungs = about.partition(" (")
-        rows.append(
-            (f"[{exercise.number} {name}]({_link(_file(exercise), folder)})", about, _rungs(rungs[:-1], folder))
-        )
+        link = f"[{exercise.number} {name}]({_link(_file(exercise), folder)})"
+        rows.append((link, about, _rungs(rungs[:-1], folder)))
     return formats.table(["exercise", "idea", "read before"], rows)
 
 
@@ -44,7 +43,7 @@ def of(rung: Rung, folder: Path) -> str:
 def spoils(rung: Rung) -> str:
     """What is said of a rung's source where it is folded or linked: "; it spoils exercise 4", or nothing."""
     numbers = SOLVED.get(rung.id, [])
-    return f"; it spoils exercise{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))}" if numbers else ""
+    return f"; it spoils exercise{'s'[: len(numbers) - 1]} {' and '.join(map(str, numbers))}" if numbers else ""
 
 
 def _page(exercise: Exercise) -> str:
