@@ -301,7 +301,7 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
     assert seen["hash"] == "#k06-128x64x16-4-4-8-h200-4096x4096x4096" and seen["text"] == "4"
     assert "47.2 TFLOPS measured" in seen["after"]
     assert seen["wide"] <= seen["width"] == 390 and seen["hidden"] <= 0  # nothing to scroll sideways
-    where = {"kernel": "k06", "gpu": "h200", "shape": SQUARE}
+    where: dict[str, Any] = {"kernel": "k06", "gpu": "h200", "shape": SQUARE}
     where |= dict(zip(explorer.CHOICES, (128, 64, 16, 4, 4), strict=True))
     times = [found.at("time", **{**where, "num_stages": n}) for n in explorer.AXES["num_stages"]]
     assert seen["bars"] == [formats.number(time) for time in times]
