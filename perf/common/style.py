@@ -22,6 +22,8 @@ from matplotlib.transforms import ScaledTranslation
 # and without black, which is cuBLAS's.
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00")
 TRITON, CUDA = PALETTE[4], PALETTE[5]
+# In an SVG: dark pages have it light on dark. A colour keeps its hue, and so its name.
+DARK_SVG = "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(.92) hue-rotate(180deg) } }</style>"
 # A colour and a mark for each rung of the ladder: those six, and five of Paul Tol's muted and dark schemes. Who lacks a
 # kind of cones takes none for another that has the same mark.
 _BROWN, _OLIVE, _WINE, _INDIGO, _PURPLE = "#661100", "#666633", "#882255", "#332288", "#AA4499"

@@ -1,4 +1,4 @@
-"""What the autotuner timed for a rung: the fastest, the predicted one, and what each choice is worth.
+"""What the autotuner timed for a rung: the fastest, the modelled one, and what each choice is worth.
 
 It is read out of a record, told in words and drawn. Nothing here measures.
 """
@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from perf.common import formats
 from perf.common.style import BLACK, CUDA, GREY, LABEL_SIZE, PALE, PALETTE, TRITON, legend_below, note, save
-from perf.ladder import prediction, tasks
+from perf.ladder import clock_model, tasks
 from perf.ladder.record import Record, TunedConfig, TunedRung
 from perf.measure import environment
 from perf.measure.environment import Environment
@@ -36,18 +36,19 @@ CHOICES: dict[str, Callable[[GemmConfig], object]] = {
 }
 HOW = (
     "These are the times that `triton.autotune` chooses by, from `do_bench`. The L2 cache is emptied before each "
-    "call, and clocks are as they come. Only the kernel is timed, without what a rung does to its operands first. So "
-    "the times compare configurations of one rung. Rungs are compared by the report's own times, for which all take "
-    "turns on settled clocks: a rung may be faster there and slower here, as k11 is against k10.\n\n"
-    "The prediction is arithmetic (`clocks` in `perf/ladder/prediction.py`): waves of tiles, times steps of K, times "
-    "the slowest of arithmetic units, issue slots, L2, shared memory and latency. GROUP_M, DRAM and power are not in "
-    "it. Of equal configurations it takes the first of the list."
+    "call, and nothing waits until the GPU's clock has settled. Only the kernel is timed, without what a rung does "
+    "to its operands first. So the times compare configurations of one rung. Rungs are compared by the report's own "
+    "times, for which all take turns after the clock has settled: a rung may be faster there and slower here, as "
+    "k11 is against k10.\n\n"
+    "The model is arithmetic (`clocks` in `perf/ladder/clock_model.py`): waves of tiles, times steps of K, times "
+    "the slowest of arithmetic units, issue slots, L2, shared memory and latency. GROUP_M, DRAM and power are not "
+    "in it. Of equal configurations it takes the first of the list."
 )
 
 
 @dataclass(frozen=True)
 class TimedConfig:
-    """One configuration: TFLOPS by the median time and at the 20th and 80th percentile, clocks that are predicted (None
+    """One configuration: TFLOPS by the median time and at the 20th and 80th percentile, modelled clocks (None
     where its registers are not known), registers of a thread and spills."""
 
     config: GemmConfig
@@ -79,16 +80,16 @@ class Tuning:
         return max(self.timed, key=lambda timed: timed.tflops)
 
     @cached_property
-    def predicted(self) -> TimedConfig | None:
-        """The one of the fewest predicted clocks."""
+    def modelled(self) -> TimedConfig | None:
+        """The one of the fewest modelled clocks."""
         known = [timed for timed in self.timed if timed.clocks is not None]
         return min(known, key=lambda timed: timed.clocks or 0.0, default=None)
 
     def expected(self, timed: TimedConfig) -> float | None:
-        """The TFLOPS that are predicted, scaled so that the best prediction is as fast as what was fastest."""
-        if self.predicted is None or timed.clocks is None:
+        """The modelled TFLOPS, scaled so that the best of them are those of what was fastest."""
+        if self.modelled is None or timed.clocks is None:
             return None
-        return self.fastest.tflops * (self.predicted.clocks or 0.0) / timed.clocks
+        return self.fastest.tflops * (self.modelled.clocks or 0.0) / timed.clocks
 
     def share(self, timed: TimedConfig) -> float:
         """Of the fastest."""
@@ -171,8 +172,10 @@ def _clocks(config: GemmConfig, facts: TunedConfig, entry: TunedRung, made: Envi
     if facts.blocks_per_sm is None or (major, minor) not in TYPICAL:
         return None
     itemsize, size = MODE_DTYPES[entry.mode].itemsize, (entry.M, entry.N, entry.K)
-    num_sms, blocks, persistent = made["num_sms"], facts.blocks_per_sm, entry.rung[:3] in prediction.PERSISTENT
-    return prediction.clocks(config, entry.mode, itemsize, (major, minor), size, num_sms, blocks, persistent=persistent)
+    num_sms, blocks, persistent = made["num_sms"], facts.blocks_per_sm, entry.rung[:3] in clock_model.PERSISTENT
+    return clock_model.clocks(
+        config, entry.mode, itemsize, (major, minor), size, num_sms, blocks, persistent=persistent
+    )
 
 
 def picture(rung: Rung) -> str:
@@ -199,12 +202,12 @@ def says(tuning: Tuning) -> str:
     ]
     if shares:
         text += f" Shares of its speed with one parameter changed: {', '.join(shares)}."
-    if tuning.predicted is not None:
-        if tuning.predicted == tuning.fastest:
-            text += " The prediction chose the same configuration."
+    if tuning.modelled is not None:
+        if tuning.modelled == tuning.fastest:
+            text += " The model chose the same configuration."
         else:
-            share = _percent(tuning.share(tuning.predicted))
-            text += f" The prediction chose `{spelled(tuning.predicted.config)}`, which reaches {share} of that speed."
+            share = _percent(tuning.share(tuning.modelled))
+            text += f" The model chose `{spelled(tuning.modelled.config)}`, which reaches {share} of that speed."
     if tuning.failed:
         text += f" {', '.join(f'`{spelled(config)}`' for config in tuning.failed)} failed."
     return text
@@ -231,18 +234,19 @@ PLACES = (1.03, 1.19, 1.31, 1.44, 1.62)  # of the columns, in widths of the axes
 VERDICT = 1.74
 COLUMNS_OF_LEGEND = 4
 NOTE = (
-    "Predicted speeds are scaled, so that the best of them lies at the fastest speed. The line through a mark goes "
+    "Modelled speeds are scaled, so that the best of them lies at the fastest speed. The line through a mark goes "
     "from the 20th to the 80th percentile."
 )
 OF_THE_LADDER = (
-    "In the ladder this rung has {tflops} TFLOPS: there rungs take turns on settled clocks, and all that a rung does "
-    "counts, its passes over the operands too. Compare rungs by those figures, and configurations of one rung by these."
+    "In the ladder this rung has {tflops} TFLOPS: there rungs take turns after the clock has settled, and all that "
+    "a rung does counts, its passes over the operands too. Compare rungs by those figures, and configurations of "
+    "one rung by these."
 )
 
 
 def draw(tuning: Tuning, folder: Path) -> Path:
     """A line for each configuration, those of a tile together: a mark whose colour says the warps and whose shape the
-    stages, a tick where it was predicted, and the figures. Rings are round the fastest and the predicted one."""
+    stages, a tick at its modelled speed, and the figures. Rings are round the fastest and the modelled one."""
     tiles = tuning.by_tile()
     lines = [timed for together in tiles for timed in together]
     figure, axes = plt.subplots(figsize=(5.2, LINE * len(lines) + 0.5))
@@ -283,8 +287,8 @@ def _line(axes: Axes, y: int, timed: TimedConfig, tuning: Tuning) -> None:
     if timed is tuning.fastest:
         verdicts.append("fastest")
         axes.plot(timed.tflops, y, marker="o", markersize=12, markerfacecolor="none", color=BLACK, clip_on=False)
-    if timed is tuning.predicted:
-        verdicts.append("predicted")
+    if timed is tuning.modelled:
+        verdicts.append("modelled")
         axes.plot(timed.tflops, y, marker="s", markersize=15, markerfacecolor="none", color=GREY, clip_on=False)
     for place, read in zip(PLACES, COLUMNS.values(), strict=True):
         value = read(timed)
@@ -314,9 +318,9 @@ def _legend(axes: Axes, tuning: Tuning) -> None:
     handles = [sample("o", _colour(n), f"{n} warps") for n in warps]
     handles += [sample(_mark(n), GREY, f"{n} stage{'s' if n > 1 else ''}") for n in stages]
     handles.append(sample("o", BLACK, "the fastest", 11, "none"))
-    if tuning.predicted is not None:
-        handles.append(sample("s", GREY, "the predicted one", 11, "none"))
-        handles.append(sample("|", GREY, "predicted speed", 10))
+    if tuning.modelled is not None:
+        handles.append(sample("s", GREY, "the fastest modelled", 11, "none"))
+        handles.append(sample("|", GREY, "modelled speed", 10))
     legend_below(axes, *handles, ncols=COLUMNS_OF_LEGEND)
     ladder = tuning.ladder_tflops
     of_the_ladder = [OF_THE_LADDER.format(tflops=formats.number(ladder))] if ladder else []

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import triton
 
-from perf.ladder import prediction, static
+from perf.ladder import clock_model, static
 from perf.ladder.autotuner import config_of
 from perf.ladder.record import StaticFacts
 from perf.measure.environment import RESULTS
@@ -119,7 +119,7 @@ def blocks_per_sm(rung: Rung, capability: tuple[int, int], config: GemmConfig) -
     if row is not None:
         return row.blocks_per_sm
     used, _ = registers(rung, capability, config)
-    return prediction.blocks_per_sm(used, shared(rung, capability, config), config.num_warps, capability)
+    return clock_model.blocks_per_sm(used, shared(rung, capability, config), config.num_warps, capability)
 
 
 def write(path: Path = FILE) -> None:

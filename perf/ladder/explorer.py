@@ -1,8 +1,8 @@
 """`make explore`: one page that shows what a tile, warps, stages, GROUP_M and a GPU do, at once, to a rung's registers,
-shared memory, programs on an SM, waves, ceilings and predicted speed, beside the speed that was measured.
+shared memory, programs on an SM, waves, ceilings and modelled speed, beside the speed that was measured.
 
 Every figure is computed here, and looked up by the page, which is one file and needs no network. A rung's time is
-`prediction.clocks`; its registers are the compiler's, where they are in the committed table (`compiled`). `portable`,
+`clock_model.clocks`; its registers are the compiler's, where they are in the committed table (`compiled`). `portable`,
 which `matmul` runs on each GPU and no rung is, stands apart; its time is the package's cost model's. No time is shorter
 than the GPU's data sheet allows, nor than the fastest kernel needed that met the power limit.
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from perf.ladder import autotuner, compiled, prediction
+from perf.ladder import autotuner, clock_model, compiled
 from perf.ladder.record import Record, committed
 from perf.measure import environment, roofline
 from perf.measure.environment import RESULTS, ROOT
@@ -116,8 +116,8 @@ def problem_of(kernel: str, shape: tuple[int, int, int], gpu: str = "h100") -> t
 
 
 def rounded(x: float) -> float:
-    """To three digits, whole numbers as such."""
-    return int(f"{x:.0f}") if x >= 100 else float(f"{x:.3g}")
+    """To five digits, of which the page shows three: to fewer, a speed made of a time would differ in its last."""
+    return float(f"{x:.5g}")
 
 
 def grouped(num_m: int, num_n: int, group: int) -> Iterator[tuple[int, int]]:
@@ -157,7 +157,7 @@ def measured(record: Record) -> Iterator[dict[str, Any]]:
         choices = {"choices": [getattr(config, name) for name in CHOICES], "group": config.GROUP_M}
         where = f"{environment.named(made)}, {made['date'][:10]}"
         of = {"kernel": rung, "gpu": gpu, "shape": list(size), **choices}
-        return {**of, "tflops": float(f"{tflops:.4g}"), "how": how, "made": where}
+        return {**of, "tflops": float(f"{tflops:.6g}"), "how": how, "made": where}
 
     for tuning in autotuner.shown(record) if gpu else ():
         for timed in tuning.timed:
@@ -214,7 +214,7 @@ def explored() -> Explored:
         return one.shared_memory(itemsize, buffers=one.buffers(devices[gpu].capability))
 
     def programs(kernel: str, gpu: str, *choices: int) -> int:
-        if kernel in prediction.PERSISTENT:
+        if kernel in clock_model.PERSISTENT:
             return 1
         if kernel in RUNGS:
             return max(1, compiled.blocks_per_sm(RUNGS[kernel], devices[gpu].capability, of_rung(kernel, *choices)))
@@ -229,7 +229,7 @@ def explored() -> Explored:
         return lambda *point: nothing if found.at("illegal", **where(*point)) else figure(*point)
 
     @cache
-    def predicted(shape: tuple[int, int, int], kernel: str, gpu: str, *choices: int) -> tuple[float, str, float]:
+    def modelled(shape: tuple[int, int, int], kernel: str, gpu: str, *choices: int) -> tuple[float, str, float]:
         """Microseconds; of a rung what it is bound by; and the time without that bound, if it is none of the tile's.
         0 for what cannot run."""
         if found.at("illegal", **where(kernel, gpu, *choices)):
@@ -240,10 +240,10 @@ def explored() -> Explored:
             return rounded(credible(us, problem, device)), "", us
         config, at_once = of_rung(kernel, *choices), found.at("programs", **where(kernel, gpu, *choices))
         on = (precisions[kernel], problem.dtype.itemsize, device.capability)
-        persistent = kernel in prediction.PERSISTENT
-        clocks = prediction.clocks(config, *on, shape, device.num_sms, at_once, persistent=persistent)
+        persistent = kernel in clock_model.PERSISTENT
+        clocks = clock_model.clocks(config, *on, shape, device.num_sms, at_once, persistent=persistent)
         us = clocks / roofline.clock(device, precisions[kernel])
-        step = prediction.step_clocks(config, *on, min(at_once, -(-tiles(shape, *choices[:2]) // device.num_sms)))
+        step = clock_model.step_clocks(config, *on, min(at_once, -(-tiles(shape, *choices[:2]) // device.num_sms)))
         possible = credible(us, problem, device)
         if possible > us:
             return rounded(possible), "memory", us
@@ -258,10 +258,10 @@ def explored() -> Explored:
         return rounded(2 * devices[gpu].num_sms * rate(devices[gpu], ARITHMETICS[precisions[kernel]].unit) / 1e6)
 
     def by_path(path: str, kernel: str, gpu: str, m: int, n: int, warps: int = 4) -> float:
-        """TFLOPS that one of `prediction.limits` allows on all SMs; 0 where it limits nothing."""
+        """TFLOPS that one of `clock_model.limits` allows on all SMs; 0 where it limits nothing."""
         device, itemsize = devices[gpu], problem_of(kernel, square)[0].dtype.itemsize
         config, precision = GemmConfig(m, n, 16, None, warps), precisions[kernel]
-        limits = prediction.limits(config, precision, itemsize, device.capability, sustained=True)
+        limits = clock_model.limits(config, precision, itemsize, device.capability, sustained=True)
         return rounded(limits.get(path, 0.0) * device.num_sms * roofline.clock(device, precision) / 1e6)
 
     def by_memory(kernel: str, gpu: str, shape: tuple[int, int, int]) -> float:
@@ -306,7 +306,7 @@ def explored() -> Explored:
     def best(kernel: str, gpu: str, shape: tuple[int, int, int]) -> list[int]:
         """Places of the fastest choices, of equal ones those that least depend on memory or power."""
         points = itertools.product(*(AXES[axis] for axis in CHOICES))
-        times = {point: predicted(shape, kernel, gpu, *point) for point in points}
+        times = {point: modelled(shape, kernel, gpu, *point) for point in points}
         least = min((time or float("inf"), us, point) for point, (time, _, us) in times.items())
         return [AXES[axis].index(choice) for axis, choice in zip(CHOICES, least[2], strict=True)]
 
@@ -334,7 +334,7 @@ def explored() -> Explored:
     by_tile = ["BLOCK_M", "BLOCK_N"]
     found.add(
         *("bytes_per_flop", ["itemsize", *by_tile]),
-        lambda itemsize, m, n: float(f"{1 / prediction.l2_intensity(GemmConfig(m, n), itemsize):.3g}"),
+        lambda itemsize, m, n: float(f"{1 / clock_model.l2_intensity(GemmConfig(m, n), itemsize):.3g}"),
     )
     found.add("tiles", ["shape", *by_tile], tiles)
     found.add("waves", ["gpu", "shape", *by_tile, "programs"], waves)
@@ -347,8 +347,8 @@ def explored() -> Explored:
     found.add("most by L2", ["kernel", "gpu", *by_tile], partial(by_path, "L2"))
     for path in ("shared memory", "issue slots"):
         found.add(f"most by {path}", ["kernel", "gpu", *by_tile, "num_warps"], partial(by_path, path))
-    found.add("time", ["shape", *CHOSEN], lambda *point: predicted(*point)[0])
-    found.add_texts("bound", ["shape", *CHOSEN], lambda *point: predicted(*point)[1])
+    found.add("time", ["shape", *CHOSEN], lambda *point: modelled(*point)[0])
+    found.add_texts("bound", ["shape", *CHOSEN], lambda *point: modelled(*point)[1])
     found.add_texts("chosen", ["kernel", "gpu", "shape"], chosen)
     found.add("best", ["kernel", "gpu", "shape"], best)
     return found

@@ -39,9 +39,9 @@ def offered(names: Sequence[str], choice: int) -> list[int]:
     return sorted(found, key=lambda place: crc32(names[place].encode()))
 
 
-def work(name: str, M: int, N: int) -> tuple[int, int] | None:
-    """The tiles of C of a candidate, whole clusters of them, and into how many pieces of work they are cut; None for a
-    kernel without tiles."""
+def work(name: str, M: int, N: int) -> tuple[int, int, int] | None:
+    """The tiles of C of a candidate, whole clusters of them, into how many pieces of work they are cut, and how many
+    elements of A and B they load for each k, a cluster once; None for a kernel without tiles."""
     tile, cluster, parts = (pattern.search(name) for pattern in (TILE, CLUSTER, PARTS))
     if tile is None:
         return None
@@ -49,7 +49,7 @@ def work(name: str, M: int, N: int) -> tuple[int, int] | None:
     rows, columns = (N, M) if "swap_ab" in name else (M, N)
     clusters = -(-rows // (m * int(tile[1]))) * -(-columns // (n * int(tile[2])))
     pieces = clusters if parts is None else clusters + int(parts[1]) * (int(parts[2]) - 1)
-    return clusters * m * n, pieces * m * n
+    return clusters * m * n, pieces * m * n, clusters * (m * int(tile[1]) + n * int(tile[2]))
 
 
 def puzzles(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -93,15 +93,8 @@ def found() -> list[dict[str, Any]]:
         by_sizes = {(*x["sizes"], x["layout"]): x for record in of_gpu for x in puzzles(record)}
         made = [f"{environment.named(x['environment'])}, {environment.place(x['environment'])}" for x in of_gpu]
         sms = of_gpu[-1]["environment"]["num_sms"]
-        gpus.append(
-            {
-                "name": gpu,
-                "sms": sms,
-                "peaks": peaks(gpu),
-                "made": [*dict.fromkeys(made)],
-                "puzzles": [*by_sizes.values()],
-            }
-        )
+        known = {"name": gpu, "sms": sms, "peaks": peaks(gpu)}
+        gpus.append({**known, "made": [*dict.fromkeys(made)], "puzzles": [*by_sizes.values()]})
     return gpus
 
 

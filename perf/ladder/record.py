@@ -181,7 +181,7 @@ class CountedLaunch(Product):
 
 @dataclass(frozen=True, kw_only=True)
 class StaticFacts(Resources):
-    """What a rung's configuration becomes on an architecture, by `static` and `prediction`, or why it does not
+    """What a rung's configuration becomes on an architecture, by `static` and `clock_model`, or why it does not
     compile. default: whether it is the configuration that is shown for the rung; mix: instructions by kind."""
 
     rung: str

@@ -199,7 +199,7 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
     if record.static:
         yield from _picture("static-resources.png", "registers and shared memory by architecture", pictures)
         yield (
-            "The ceiling in the tables is arithmetic (`perf/ladder/prediction.py`): the slowest of the units, issue "
+            "The ceiling in the tables is arithmetic (`perf/ladder/clock_model.py`): the slowest of the units, issue "
             "slots, shared memory and L2, by what a tile asks of each for its FLOP, on a typical GPU of the "
             "architecture at the clock of its data sheet's peak. Latency, waves of tiles and power are left out."
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from perf.ladder import prediction
+from perf.ladder import clock_model
 from perf.ladder.record import StaticFacts
 from perf.measure.numerics import mode_of
 from triton_gemm.config import GemmConfig
@@ -130,13 +130,13 @@ def facts(job: Job, launch: aot.CapturedLaunch) -> StaticFacts:
     threads = re.search(r"\.reqntid (\d+)", kernel.asm["ptx"])  # k11 has more warps than its configuration says
     warps = int(threads[1]) // 32 if threads else job.config.num_warps
     mode = mode_of(job.rung.precision, job.dtype)
-    best = prediction.ceiling(job.config, mode, job.dtype.itemsize, job.capability)
+    best = clock_model.ceiling(job.config, mode, job.dtype.itemsize, job.capability)
     return replace(
         identity(job),
         registers=kernel.registers,
         shared=kernel.shared,
         spills=kernel.spills,
-        blocks_per_sm=prediction.blocks_per_sm(kernel.registers, kernel.shared, warps, job.capability),
+        blocks_per_sm=clock_model.blocks_per_sm(kernel.registers, kernel.shared, warps, job.capability),
         instructions=sum(kernel.instructions.values()),
         mix={kind: sum(kernel.instructions[opcode] for opcode in opcodes) for kind, opcodes in KINDS.items()},
         ceiling_tflops=best.tflops,

@@ -116,7 +116,7 @@ def tuning(tuning: Tuning) -> str:
             "tile,warps,stages,group": spelled(timed.config),
             "TFLOPS": formats.number(timed.tflops),
             "of the fastest": formats.percent(tuning.share(timed)),
-            "predicted, scaled": formats.number(tuning.expected(timed)),
+            "modelled, scaled": formats.number(tuning.expected(timed)),
             "registers": timed.registers,
             "spills": timed.spills,
         }
@@ -192,7 +192,7 @@ def tf32_rounding(rounding: TF32Rounding) -> str:
 
 
 def static_facts(record: Record) -> str:
-    """Registers, shared memory, spills and the predicted ceiling of each rung for each architecture."""
+    """Registers, shared memory, spills and the ceiling of each rung for each architecture."""
     return formats.table_of(
         {
             "rung": name,

@@ -24,23 +24,10 @@ from perf.measure.environment import ROOT
 from perf.pages import architecture, blocks, exercises, rung_page, speed_map
 from perf.pages.results import Results
 
+FILLED = "accuracy architecture exercises ladder models performance precision reliability tuning use"
 PAGES = (
     ROOT / "README.md",
-    *(
-        ROOT / "docs" / f"{name}.md"
-        for name in (
-            "accuracy",
-            "architecture",
-            "exercises",
-            "ladder",
-            "models",
-            "performance",
-            "precision",
-            "reliability",
-            "tuning",
-            "use",
-        )
-    ),
+    *(ROOT / "docs" / f"{name}.md" for name in FILLED.split()),
     *sorted(rung_page.RUNG_PAGES.glob("*.md")),
 )
 

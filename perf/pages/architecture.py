@@ -8,6 +8,7 @@ from pathlib import Path
 
 from importlinter import api
 
+from perf.common.style import DARK_SVG
 from perf.measure.environment import ROOT
 
 PICTURE = ROOT / "docs" / "architecture.svg"
@@ -29,7 +30,7 @@ def picture() -> str:
     height = len(rows) * (HEIGHT + GAP) + GAP
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'{DARK_SVG}<rect width="{WIDTH}" height="{height}" fill="white"/>',
         f'<path d="M20 {GAP} V{height - GAP} m-5 -7 l5 7 l5 -7" fill="none" stroke="#777"/>',
         f'<text transform="translate(14 {height / 2:g}) rotate(-90)" {TEXT} fill="#555">imports</text>',
     ]

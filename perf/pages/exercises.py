@@ -14,6 +14,9 @@ from triton_gemm.ladder.exercises.command import PROGRAM
 
 FOLDER = ROOT / "docs" / "exercises"
 RUNG = re.compile(r"\bk\d\d\b")
+# The exercises that a rung's source solves: its code is best read after them.
+SOLVED = {"k01": [5], "k02": [1], "k03": [2], "k04": [4], "k07": [7], "k08": [8], "k09": [10]}
+SOLVED |= {"k10": [5, 11], "k11": [5, 13]}
 
 
 def pages() -> dict[Path, str]:
@@ -26,9 +29,8 @@ def table(folder: Path) -> str:
     for exercise in EXERCISES:
         name, about = exercise.title.removesuffix(".").split(": ")
         about, _, rungs = about.partition(" (")
-        rows.append(
-            (f"[{exercise.number} {name}]({_link(_file(exercise), folder)})", about, _rungs(rungs[:-1], folder))
-        )
+        link = f"[{exercise.number} {name}]({_link(_file(exercise), folder)})"
+        rows.append((link, about, _rungs(rungs[:-1], folder)))
     return formats.table(["exercise", "idea", "read before"], rows)
 
 
@@ -36,6 +38,12 @@ def of(rung: Rung, folder: Path) -> str:
     """Links to the exercises that name this rung."""
     named = [one for one in EXERCISES if rung.id in one.title]
     return ", ".join(f"[{one.number}]({_link(_file(one), folder)})" for one in named)
+
+
+def spoils(rung: Rung) -> str:
+    """What is said of a rung's source where it is folded or linked: "; it spoils exercise 4", or nothing."""
+    numbers = SOLVED.get(rung.id, [])
+    return f"; it spoils exercise{'s'[: len(numbers) - 1]} {' and '.join(map(str, numbers))}" if numbers else ""
 
 
 def _page(exercise: Exercise) -> str:

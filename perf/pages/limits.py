@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perf.common import formats
-from perf.ladder import compiled, explorer, prediction
+from perf.ladder import clock_model, compiled, explorer
 from perf.ladder.drawings.traces import RUNGS
 from perf.measure import roofline
 from perf.pages.results import Results
@@ -63,7 +63,7 @@ def occupancy(results: Results, folder: Path) -> str:
         by = (
             REGISTERS_PER_SM // (registers * threads),
             (SHARED_MEMORY[HOPPER] + RESERVED) // (row.shared + RESERVED),
-            prediction.THREADS_PER_SM[HOPPER] // threads,
+            clock_model.THREADS_PER_SM[HOPPER] // threads,
         )
         assert min(by) == row.blocks_per_sm
         cells = (row.registers, row.shared // 2**10, threads, *by, min(by))

@@ -15,6 +15,7 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from pathlib import Path
 
+from perf.pages.exercises import spoils
 from triton_gemm import ladder
 from triton_gemm.ladder import LADDER, Rung
 
@@ -104,7 +105,7 @@ def difference(rung: Rung) -> str:
     for name in after.helpers:
         lines += _new(after, name)
     lines += _diff("launch", *(_renamed(source, source.launch) for source in (before, after)))
-    return _folded(f"The difference from {before.rung.id}", lines)
+    return _folded(f"The difference from {before.rung.id}{spoils(rung)}", lines)
 
 
 def whole(rung: Rung, explained: str) -> str:
@@ -122,7 +123,7 @@ def whole(rung: Rung, explained: str) -> str:
     if place and _rewritten(list(_diff("", _anonymous(Source(LADDER[place - 1])), _anonymous(source))), source):
         says += f"; it has little of {LADDER[place - 1].id}'s"
     return _folded(
-        says,
+        says + spoils(rung),
         code.splitlines(),
         "python",
         (f"It calls {' and '.join(of)}. " if of else "") + f"For the rest see [what every kernel has]({explained})",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from perf.common import formats
 from perf.ladder import autotuner, counted, views
+from perf.ladder.clock_model import PERSISTENT
 from perf.ladder.drawings import pictures
 from perf.ladder.findings import SMALL
 from perf.ladder.player import PLAYED
-from perf.ladder.prediction import PERSISTENT
 from perf.ladder.record import Record
 from perf.measure import environment
 from perf.pages import exercises, rung_diff
@@ -21,8 +21,8 @@ from triton_gemm.ladder import LADDER, Rung
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 TUNED = (
-    "The tuner times the kernel alone, on clocks as they come. *Measured* is the whole rung, with what it does to its "
-    "operands first, in turns with cuBLAS on settled clocks: the two differ."
+    "The tuner times the kernel alone, and does not wait until the GPU's clock has settled. *Measured* is the whole "
+    "rung, with what it does to its operands first, in turns with cuBLAS after the clock has settled: the two differ."
 )
 # Where docs/glossary.md explains what a rung's page leaves to it.
 SECTIONS = {
@@ -42,7 +42,8 @@ def rung_page(rung: Rung, results: Results, folder: Path) -> str:
     files = [f"triton_gemm/ladder/{rung.name}.py", *(f"reference_cuda/{stem}.cu" for stem in rung.twins)]
     sources = ", ".join(f"[`{Path(file).name}`]({link(environment.ROOT / file, folder)})" for file in files)
     asked = exercises.of(rung, folder)
-    lines = [_neighbours(rung, folder), f"Source: {sources}." + (f" Exercises: {asked}." if asked else "")]
+    source = f"Source: {sources}{exercises.spoils(rung)}."
+    lines = [_neighbours(rung, folder), source + (f" Exercises: {asked}." if asked else "")]
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
     every = f"{link(PAGE, folder)}#what-every-kernel-has"
     lines += [pictures.shown(name, folder) for name in pictures.of(rung.id)]

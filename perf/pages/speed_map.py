@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 from perf.bench import scores
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
+from perf.common.style import DARK_SVG
 from triton_gemm.suites import PROJECTIONS
 
 SUITE, FILE = "llm", "map.svg"
@@ -71,7 +72,7 @@ def picture(sweep: Sweep) -> str:
     parts.append(_text(width - MARGIN, y + 43, "blue: triton_gemm is faster", "end", fill="#1f5f99"))
     height = y + 56
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    background = f'<rect width="{width}" height="{height}" rx="6" fill="white"/>'
+    background = f'{DARK_SVG}<rect width="{width}" height="{height}" rx="6" fill="white"/>'
     return "\n".join([f'{head} role="img" font-family="sans-serif" font-size="12">', background, *parts, "</svg>\n"])
 
 

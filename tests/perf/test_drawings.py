@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib import image
 
 from perf.ladder.drawings import bits, canvas, pictures, replay, times, traces, twins
 from perf.ladder.drawings.replay import Clock, Loop
+from tests.perf.test_explorer import BROWSER
 from tests.support.kernel_mutants import RUNGS
 
 
@@ -21,6 +26,20 @@ def test_a_committed_drawing_is_what_the_traces_give(name: str) -> None:
     if canvas.MADE_WITH not in text:
         pytest.skip(f"not drawn with {canvas.MADE_WITH}")
     assert text == pictures.drawn(name)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.parametrize("width", [390, 1400])
+def test_drawings_are_light_on_dark_where_pages_are_dark(tmp_path: Path, width: int) -> None:
+    page, shot = tmp_path / "page.html", tmp_path / "shot.png"
+    shown = "".join(f'<img width="{width}" src="{file.as_uri()}">' for file in sorted(pictures.FOLDER.glob("*.svg")))
+    page.write_text(f'<meta name="color-scheme" content="light dark"><body style="margin: 0; width: {width}px">{shown}')
+    for scheme, dark in enumerate((True, False)):
+        look = [f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1400,3000", f"--screenshot={shot}"]
+        command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", *look, page.as_uri()]
+        subprocess.run(command, capture_output=True, timeout=120, check=True)
+        shades = image.imread(shot)[:, :width, :3].mean(axis=2)
+        assert (np.median(shades) < 0.15) == dark and shades.max() > 0.85 and shades.min() < 0.15
 
 
 def test_a_changed_trace_makes_its_drawing_stale(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,17 @@ def row(first: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+def test_a_word_is_explained_where_it_is_first_used() -> None:
+    """The page stands before the one that explains words of GPUs."""
+    words = "kernel rung GEMM FMA cache thread unit tensor.core TF32 peak SM L2 shared.memory FFMA tile program warp "
+    words += "register Hopper stage slot latency L1 bank lane wavefront swizzle layout"
+    after = PAGE.read_text().partition("glossary.md")[2]
+    prose = re.sub(r"<!-- .*?<!-- /results -->|`.*?`|^#.*?$|\]\(.*?\)", "", after, flags=re.DOTALL | re.MULTILINE)
+    for word in words.split():
+        first = re.search(rf"(fp32 )?\b[{word[0].upper()}{word[0].lower()}]{word[1:]}s?\b", prose)
+        assert first is not None and prose[first.start() - 1] == "*", word
+
+
 def test_sums_by_hand() -> None:
     """2 x 4096^3 FLOP; three matrices of 64 or 32 MiB; the data sheets' peaks."""
     assert "137 GFLOP on an H100" in PAGE.read_text()
@@ -34,13 +45,13 @@ def test_sums_by_hand() -> None:
     assert row("H100")[-1] == "1,980 / 1,830" and row("A100")[-1] == "1,410"
     assert [row(name)[2] for name in ("k06", "k08")] == ["24", "144"]  # 2 slots of 12 KiB, and 3 of 48
     most, own = SHARED_MEMORY[HOPPER] // 2**10, RESERVED // 2**10
-    assert f"has {most + own} KiB of shared memory. A program may ask\nfor {most} of them" in PAGE.read_text()
+    assert f"has {most + own} KiB of shared memory. A program may ask for {most} of them" in PAGE.read_text()
     assert row("k03")[-4:] == ["5", "25", "16", "5"]  # 65536 / 96 / 128; 228 / (8 + 1); 2048 / 128
 
 
 @pytest.mark.parametrize("mode", limits.MODES)
 def test_peaks_of_pages_and_kernels_are_those_of_page_0(mode: str) -> None:
-    """k08's header names one; the reports' rooflines and predictions are of the same function."""
+    """k08's header names one; the reports' rooflines and model are of the same function."""
     gpu = named_device("h100")
     shown = formats.number(limits.peak(gpu, mode))
     assert shown == row("H100")[2 + [*limits.MODES].index(mode)]

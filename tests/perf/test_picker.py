@@ -39,15 +39,15 @@ def test_six_are_offered_the_fastest_and_the_choice_among_them(found: list[dict[
 @pytest.mark.parametrize(
     ("name", "work"),
     [
-        ("warp_specialised 64x144x64 4 warps 7 stages cluster 4x2, 1 tiles in 15 parts", (8, 120)),
-        ("warp_specialised 64x96x128 4 warps 4 stages, 9 tiles in 14 parts", (9, 126)),
-        ("warp_specialised 128x64x64 8 warps 5 stages, 2 tiles in 3 parts, swap_ab", (9, 13)),
-        ("portable 64x64x64 4 warps 3 stages", (15, 15)),
+        ("warp_specialised 64x144x64 4 warps 7 stages cluster 4x2, 1 tiles in 15 parts", (8, 120, 544)),
+        ("warp_specialised 64x96x128 4 warps 4 stages, 9 tiles in 14 parts", (9, 126, 1440)),
+        ("warp_specialised 128x64x64 8 warps 5 stages, 2 tiles in 3 parts, swap_ab", (9, 13, 1728)),
+        ("portable 64x64x64 4 warps 3 stages", (15, 15, 1920)),
         ("gemv 16 warps", None),
     ],
 )
-def test_pieces_of_work(name: str, work: tuple[int, int] | None) -> None:
-    """Of 168 x 272: cut tiles count once for each part, and a cluster's tiles are cut together."""
+def test_pieces_of_work(name: str, work: tuple[int, int, int] | None) -> None:
+    """Of 168 x 272: cut tiles count once for each part, and a cluster's tiles are cut together and load once."""
     assert picker.work(name, 168, 272) == work
 
 
@@ -72,8 +72,9 @@ def test_the_page_is_one_file_of_what_the_records_have(found: list[dict[str, Any
 def test_a_guess_shows_all_times(found: list[dict[str, Any]], tmp_path: Path, width: int) -> None:
     script = """const before = document.body.textContent;
       document.querySelectorAll("td button")[2].click();
-      const rows = document.querySelectorAll("tr").length, wide = document.documentElement.scrollWidth;
-      parent.postMessage(JSON.stringify({ before, rows, wide, hash: location.hash,
+      const rows = document.querySelectorAll("#candidates tr").length;
+      const facts = element("facts").innerText, wide = document.documentElement.scrollWidth;
+      parent.postMessage(JSON.stringify({ before, rows, facts, wide, hash: location.hash,
         after: element("verdict").textContent, score: element("score").textContent }), "*");"""
     text = opened(picker.filled(picker.TEMPLATE, found), tmp_path, "#h100-17", script=script, width=width)
     (told,) = re.findall(r"<title>(.*?)</title>", text)
@@ -86,4 +87,9 @@ def test_a_guess_shows_all_times(found: list[dict[str, Any]], tmp_path: Path, wi
         f"Your guess is {100 * slower:.1f} % slower" in seen["after"] and f"choice {100 * model:.1f} %" in seen["after"]
     )
     assert seen["rows"] == len(one["us"]) + 1 + (one["torch"] is not None) and "After 1 GEMM:" in seen["score"]
+    _, pieces, loaded = one["work"][0]
+    told = [float(re.sub("[ %,]", "", line.split("\t")[1])) for line in seen["facts"].splitlines()[1:]]
+    last = 100 * ((pieces - 1) % h100["sms"] + 1) / h100["sms"]
+    figures = [one["us"][0], pieces / h100["sms"], last, 2 * one["sizes"][2] * loaded / 1e6]
+    assert told == pytest.approx(figures, rel=0.01)
     assert seen["wide"] <= width and seen["hash"] == "#h100-17"

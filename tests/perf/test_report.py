@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf.ladder import prediction, published, rungs_and_twins, static, tasks, views
+from perf.ladder import clock_model, published, rungs_and_twins, static, tasks, views
 from perf.ladder import report as climb
 from perf.ladder.record import FILE, SECTIONS, Record, Result, Spread
 from perf.measure import environment
@@ -126,29 +126,29 @@ def test_the_report_times_what_committed_records_have(record: Record, monkeypatc
         assert record.problems[problem.key].providers.keys() <= set(names)
 
 
-def test_predicted_ceilings_follow_the_tile() -> None:
+def test_ceilings_follow_the_tile() -> None:
     small = GemmConfig(BLOCK_M=64, BLOCK_N=128, BLOCK_K=64, num_warps=8, num_stages=3)
     large = GemmConfig(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, num_warps=8, num_stages=3)
-    ours = [prediction.ceiling(config, "fp16", 2, (9, 0)) for config in (small, large)]
+    ours = [clock_model.ceiling(config, "fp16", 2, (9, 0)) for config in (small, large)]
     assert ours[0].share < ours[1].share <= 1
     assert ours[0].limit == "L2"
     for mode, itemsize in (("tf32", 4), ("fp16", 2)):  # what k07 says of `wgmma`'s 64 x 256
-        limits = prediction.limits(large, mode, itemsize, (9, 0))
+        limits = clock_model.limits(large, mode, itemsize, (9, 0))
         assert limits["shared memory"] == 128 / 80 * limits["units"]
-    naive = prediction.ceiling(GemmConfig(BLOCK_M=256, num_warps=8), "ieee", 4, (9, 0))
-    coalesced = prediction.ceiling(GemmConfig(BLOCK_N=256, num_warps=8), "ieee", 4, (9, 0))
+    naive = clock_model.ceiling(GemmConfig(BLOCK_M=256, num_warps=8), "ieee", 4, (9, 0))
+    coalesced = clock_model.ceiling(GemmConfig(BLOCK_N=256, num_warps=8), "ieee", 4, (9, 0))
     assert naive.limit == coalesced.limit == "L1"
     assert coalesced.tflops == pytest.approx(16.5 * naive.tflops)
     for rung in LADDER[:6]:  # "L1", "shared-memory bandwidth", "issue slots"
-        limit = prediction.ceiling(rung.configs[0], "ieee", 4, (9, 0)).limit
+        limit = clock_model.ceiling(rung.configs[0], "ieee", 4, (9, 0)).limit
         assert limit in rung.header["Bound by"].replace("-", " ").partition(",")[0], rung.id
-    assert prediction.strip_wavefronts(LADDER[0].configs[0]) == 65 / 2  # two rows a thread
-    assert prediction.strip_wavefronts(LADDER[1].configs[0]) == 5 / 4  # four columns a thread
+    assert clock_model.strip_wavefronts(LADDER[0].configs[0]) == 65 / 2  # two rows a thread
+    assert clock_model.strip_wavefronts(LADDER[1].configs[0]) == 5 / 4  # four columns a thread
 
 
 def test_one_peak_of_a_gpu(record: Record) -> None:
     """fp32's units reach theirs at 1980 MHz, tensor cores at 1830: NVIDIA's 67 and 989 TFLOPS of an H100."""
-    peak = {mode: prediction.ceiling(GemmConfig(64, 64, 16), mode, 4, (9, 0)) for mode in ("ieee", "fp16")}
+    peak = {mode: clock_model.ceiling(GemmConfig(64, 64, 16), mode, 4, (9, 0)) for mode in ("ieee", "fp16")}
     found = {mode: best.tflops / best.share for mode, best in peak.items()}
     assert found == pytest.approx({"ieee": 66.9, "fp16": 989}, rel=1e-3)
     (ffma,) = [roof.tflops for roof in views.roofs(record)[1] if "FFMA" in roof.label]
@@ -168,7 +168,7 @@ def test_one_peak_of_a_gpu(record: Record) -> None:
     ],
 )
 def test_blocks_of_an_sm(registers: int, shared: int, num_warps: int, capability, blocks: int) -> None:
-    assert prediction.blocks_per_sm(registers, shared, num_warps, capability) == blocks
+    assert clock_model.blocks_per_sm(registers, shared, num_warps, capability) == blocks
 
 
 def test_all_warps_of_k11_count() -> None:
@@ -203,7 +203,7 @@ def test_no_committed_time_beats_its_ceiling() -> None:
         config = config_of(rung, text) if "," in text else next((c for c in rung.configs if str(c) == text), None)
         if config is None:
             continue
-        limits = prediction.limits(config, mode, rung.dtypes[0].itemsize, (9, 0))
+        limits = clock_model.limits(config, mode, rung.dtypes[0].itemsize, (9, 0))
         assert tflops <= 132 * 1.98e-3 * min(limits.values()), (name, text)
         seen[name] += 1
     assert set(seen) == set(rungs), "a rung was not seen"

@@ -45,11 +45,8 @@ def test_a_changed_rung_makes_its_page_stale(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_page_has_the_whole_kernel_and_says_where_the_rest_is() -> None:
     k04 = rung_diff.whole(RUNGS["k04"], "here")
-    assert (
-        "def grouped_kernel(" in k04
-        and "def grouped_pid(" in k04
-        and "calls k03's `operand_pointers`, `store_tile`." in k04
-    )
+    for part in ("def grouped_kernel(", "def grouped_pid(", "calls k03's `operand_pointers`, `store_tile`."):
+        assert part in k04
     assert "def grouped_kernel(" in rung_diff.whole(RUNGS["k05"], "here")  # whose kernel is k04's
     assert "has little of k10's" in rung_diff.whole(RUNGS["k11"], "here") and not rung_diff.difference(RUNGS["k11"])
 

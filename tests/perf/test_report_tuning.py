@@ -1,4 +1,4 @@
-"""What the autotuner timed for a rung: taken from the tuner, kept, drawn next to a prediction, and told."""
+"""What the autotuner timed for a rung: taken from the tuner, kept, drawn next to a model, and told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from perf.common.dataclass_json import to_json
-from perf.ladder import autotuner, plots, prediction, report_page, rungs_and_twins, tables, tasks, views
+from perf.ladder import autotuner, clock_model, plots, report_page, rungs_and_twins, tables, tasks, views
 from perf.ladder import report as climb
 from perf.ladder.record import FILE, Ceilings, Record, Spread, TunedConfig, TunedRung, committed
 from perf.measure import environment
@@ -185,20 +185,20 @@ def test_a_record_of_another_gpu_is_refused(
     assert (record.folder / FILE).read_bytes() == before
 
 
-# --- The prediction ---
+# --- The model ---
 
 
 def clocks(
     config: GemmConfig, size: int = 4096, blocks: int = 1, mode: str = "fp16", persistent: bool = False
 ) -> float:
     itemsize, sizes = 4 if mode == "ieee" else 2, (size, size, size)
-    return prediction.clocks(config, mode, itemsize, (9, 0), sizes, 132, blocks, persistent=persistent)
+    return clock_model.clocks(config, mode, itemsize, (9, 0), sizes, 132, blocks, persistent=persistent)
 
 
-def test_predicted_clocks_are_waves_of_steps() -> None:
-    step = 2 * 128 * 256 * 64 / min(prediction.limits(LARGE, "fp16", 2, (9, 0), sustained=True).values())
+def test_modelled_clocks_are_waves_of_steps() -> None:
+    step = 2 * 128 * 256 * 64 / min(clock_model.limits(LARGE, "fp16", 2, (9, 0), sustained=True).values())
     slower = 1830 / 1980  # what passes at the highest clock, in clocks of the tensor cores' peak
-    load = slower * (prediction.LOADED_LATENCY_CLOCKS + 384 * 64 * 2 / HOPPERS_L2_SHARE)
+    load = slower * (clock_model.LOADED_LATENCY_CLOCKS + 384 * 64 * 2 / HOPPERS_L2_SHARE)
     store = slower * 128 * 256 * 2 / HOPPERS_L2_SHARE
     ends = load + store
     assert clocks(LARGE) == pytest.approx(4 * (64 * step + ends))  # 512 tiles on 132 SMs
@@ -222,7 +222,7 @@ def test_latency_counts_where_nothing_hides_it() -> None:
     )  # but for the ends of tiles
 
 
-def test_every_committed_row_is_predicted_within_half_of_its_speed() -> None:
+def test_every_committed_row_is_modelled_within_half_of_its_speed() -> None:
     """At the clock of the data sheet's peak; by what limits a rung, without a factor for a rung or a row."""
     rows = [
         (tuning, timed, timed.clocks / clock(TYPICAL[9, 0], tuning.mode))
@@ -239,11 +239,11 @@ def test_every_committed_row_is_predicted_within_half_of_its_speed() -> None:
     assert {row: ratio for row, ratio in ratios.items() if not 1 / 1.5 <= ratio <= 1.5} == {}
 
 
-def test_the_fastest_and_the_predicted_one_are_found(record: Record) -> None:
+def test_the_fastest_and_the_modelled_one_are_found(record: Record) -> None:
     (found,) = autotuner.shown(record)
     assert spelled(found.fastest.config) == "128x256x64,8,5,8"
-    assert found.predicted is not None and found.predicted.config == LARGE  # of equal ones the first of the list
-    assert found.expected(found.predicted) == found.fastest.tflops
+    assert found.modelled is not None and found.modelled.config == LARGE  # of equal ones the first of the list
+    assert found.expected(found.modelled) == found.fastest.tflops
     assert found.failed == (GemmConfig(128, 256, 64, 8, 8, 6),)
     assert found.fastest.tflops == pytest.approx(2 * 4096**3 / 0.2 / 1e9)
     assert found.fastest.low < found.fastest.tflops < found.fastest.high
@@ -254,7 +254,7 @@ def test_the_fastest_and_the_predicted_one_are_found(record: Record) -> None:
     assert "chose `128x256x64,8,4,8`, which reaches 80.0 % of that speed. `128x256x64,8,6,8` failed." in told
     assert tables.tuning(found).endswith("\n| 128x256x64,8,6,8 | failed |  |  |  |  |")
     record.tuning[KEY].configs["128x256x64,8,4,8"] = tuned(0.1)
-    assert "The prediction chose the same configuration." in autotuner.says(autotuner.shown(record)[0])
+    assert "The model chose the same configuration." in autotuner.says(autotuner.shown(record)[0])
 
 
 def test_what_is_not_known_is_not_told(record: Record) -> None:
@@ -263,9 +263,9 @@ def test_what_is_not_known_is_not_told(record: Record) -> None:
         del configs[text]
     configs |= {text: replace(tuned, blocks_per_sm=None) for text, tuned in configs.items()}
     (found,) = autotuner.shown(record)
-    assert found.predicted is None and found.expected(found.fastest) is None
+    assert found.modelled is None and found.expected(found.fastest) is None
     told = autotuner.says(found)
-    assert not any(words in told for words in ("prediction", "one parameter changed", "failed"))
+    assert not any(words in told for words in ("The model", "one parameter changed", "failed"))
     results = Results([record], [])
     assert told in block("k08", results) and rung_page.NOTHING in block("k08", results)
     assert "tuning-k09.png" not in block("k09", results)
@@ -307,7 +307,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return figures_of(monkeypatch, autotuner)
 
 
-def test_the_fastest_and_the_predicted_one_are_marked(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
+def test_the_fastest_and_the_modelled_one_are_marked(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
     plots.tunings(record, tmp_path)
     axes = figures["tuning-k08.png"].axes[0]
     rings = [line for line in axes.lines if line.get_markerfacecolor() == "none"]

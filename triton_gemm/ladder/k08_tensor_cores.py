@@ -8,9 +8,9 @@ Predicts: twice the rate of k07's product, and no pass: 2.5 times k07, 0.9 of cu
 Came out: cuBLAS holds 0.68 of the units' rate.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only where sizes and strides are multiples of 16
     elements. Triton knows no finer multiple. If K (for a row-major A) or N (for a row-major B) is not such a multiple,
-    that operand's elements are loaded one by one, 2 bytes each, through registers. So are those of rows of a multiple
-    of 8, although these are 16-byte aligned, too. `cp.async` copies at least 4 bytes: it is not used, and its overlap
-    is lost.
+    that operand's elements are loaded one by one, 2 bytes each, through registers. Rows of a multiple of 8 are loaded
+    so as well, although they are aligned to 16 bytes. `cp.async` copies at least 4 bytes, so it cannot be used, and
+    these loads do not overlap with products.
 Tuning: as k07's, with twice the depth in the same shared memory: 128 x 256 x 64 in three stages takes 144 KiB. At 512^3
     that tile gives 8 SMs work, and 64 x 128 gives it to 32, so sizes want different tiles.
 Bound by: tensor cores most of the time. The rest is `cp.async`: all warps compute addresses and issue 16-byte copies

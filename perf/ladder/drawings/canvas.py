@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 
-from perf.common.style import PALETTE, STYLE
+from perf.common.style import DARK_SVG, PALETTE, STYLE
 
 LIGHT, ORANGE, GREEN, PINK, BLUE, RED = PALETTE
 EMPTY, WAITING, BUSY_WAIT = "#e8e8e8", "#f7dca6", "#bdbdbd"
@@ -49,6 +49,7 @@ class Drawing:
             self.figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": MADE_WITH})
         plt.close(self.figure)
         says = f"<title>{escape(self.title, quote=False)}</title>\n <desc>{escape(self.caption, quote=False)}</desc>"
+        says += f" {DARK_SVG}"
         found = re.sub(r"(<svg [^>]*?)>", rf'\1 role="img">\n {says}', text.getvalue(), count=1, flags=re.DOTALL)
         return re.sub(r" ?(<g id=.(?:axes|legend|text)_\d+.>) ?", r"\n\1", " ".join(found.split())) + "\n"
 

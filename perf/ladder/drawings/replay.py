@@ -1,5 +1,5 @@
 """Loads and products on a clock: the order of instructions and what they wait for is the kernel's own, as the compiler
-or the simulator leaves it; how long each takes is the arithmetic of `perf.ladder.prediction`.
+or the simulator leaves it; how long each takes is the arithmetic of `perf.ladder.clock_model`.
 
 A load takes L2's width for its bytes, one after another, and then a latency; a product takes the units' peak; a store
 the same width as a load. Nothing else takes time, and one program runs alone.
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perf.ladder.clock_model import LATENCY_CLOCKS
 from perf.ladder.drawings import traces
-from perf.ladder.prediction import LATENCY_CLOCKS
 from perf.measure import roofline
 from perf.measure.numerics import mode_of
 

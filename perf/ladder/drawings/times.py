@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 
 from perf.common import formats
 from perf.common.style import note
+from perf.ladder.clock_model import LATENCY_CLOCKS
 from perf.ladder.drawings import replay, traces
 from perf.ladder.drawings.canvas import BUSY_WAIT, EMPTY, GREEN, ORANGE, PINK, WAITING, Drawing, boxes, key
 from perf.ladder.drawings.traces import RUNGS
-from perf.ladder.prediction import LATENCY_CLOCKS
 from perf.measure import roofline
 
 DURATIONS = (

@@ -1,4 +1,4 @@
-"""The notebooks of examples/ run, and tell what was counted to whoever has predicted it."""
+"""The notebooks of examples/ run, and tell what was counted to whoever has guessed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def answered(page: Path, answers: list[object]) -> tuple[int, str]:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             lines = [
-                re.sub("None", lambda _: str(next(left)), line) if re.match("predicted.* = ", line) else line
+                re.sub("None", lambda _: str(next(left)), line) if re.match("guess.* = ", line) else line
                 for line in cell["source"]
             ]
             cell["source"] = lines
@@ -32,11 +32,11 @@ def answered(page: Path, answers: list[object]) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda page: page.stem)
-def test_a_notebook_tells_what_was_counted_after_a_prediction(page: Path) -> None:
+def test_a_notebook_tells_what_was_counted_after_a_guess(page: Path) -> None:
     cells = json.loads(page.read_text())["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
     _, printed = answered(page, [None] * len(COUNTED))
-    assert printed.count("predict first, in place of None") == len(COUNTED) and "counted" not in printed
+    assert printed.count("guess first, in place of None") == len(COUNTED) and "counted" not in printed
     asked, printed = answered(page, COUNTED)
     assert asked == len(COUNTED) == printed.count("and so it is")
     _, printed = answered(page, [3, *COUNTED[1:]])
