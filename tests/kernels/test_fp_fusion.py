@@ -72,11 +72,13 @@ def problem(M: int, N: int, K: int, dtype: torch.dtype = torch.bfloat16, step: i
     return GemmProblem.of(a, a.new_empty(N, K).T, a.new_empty(M, N))
 
 
-def of_groups() -> GemmProblem:
+def of_groups(dim: str) -> GemmProblem:
     a, b = (
         torch.empty(512, 256, dtype=torch.bfloat16, device="meta"),
         torch.empty(4, 256, 512, device="meta").bfloat16(),
     )
+    if dim == "k":
+        return GemmProblem.of(a.mT, a, a.new_empty(4, 256, 256), groups="k")
     return GemmProblem.of(a, b, a.new_empty(512, 512), groups="m")
 
 
@@ -88,7 +90,8 @@ PRODUCTS = {
     "fma_kernel": (problem(2048, 2048, 2048, torch.float32), HOPPER),
     "mma_fp64_kernel": (problem(2048, 2048, 2048, torch.float64), HOPPER),
     "repack_kernel": (problem(2048, 2048, 2048, step=2), HOPPER),
-    "list_tiles_kernel": (of_groups(), HOPPER),
+    "list_tiles_kernel": (of_groups("m"), HOPPER),
+    "k_groups_kernel": (of_groups("k"), HOPPER),
 }
 
 

@@ -59,6 +59,7 @@ def test_suites_hold_what_they_are_named_for() -> None:
     large = [s for s in SUITES["llm"].shapes if s.M >= LARGE_M]
     assert {s.key for s in large} == {s.key for s in SUITES["llm-large"].shapes}
     assert max(2 * s.N * s.K for s in SUITES["decode"].shapes) > 100e6
+    assert {(256, 7168), (576, 7168), (1536, 7168)} < {(s.N, s.K) for s in SUITES["router"].shapes}
     assert any(s.offset for s in SUITES["odd"].shapes)
     assert any(s.pad for s in SUITES["odd"].shapes)
     assert {s.layout for s in SUITES["layouts"].shapes} == {"nn", "nt", "tn", "tt"}

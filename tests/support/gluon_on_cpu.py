@@ -17,6 +17,7 @@ import builtins
 import importlib.util
 import itertools
 import math
+import operator
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -262,6 +263,9 @@ class Memory:
     def __add__(self, other: Any) -> Memory:
         return Memory(self.storage, self.offsets + whole(other).to(torch.int64))
 
+    def __sub__(self, other: int) -> Memory:
+        return self + -other
+
     def chosen(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Which elements an access touches, and where; fails outside of the operand."""
         offsets, where = torch.broadcast_tensors(self.offsets, whole(True if mask is None else mask))
@@ -450,8 +454,7 @@ class Descriptor:
     """A tensor map."""
 
     def __init__(self, tensor_map: TensorMap, operand: torch.Tensor) -> None:
-        start = operand.storage_offset()
-        self.values = torch.as_strided(operand, tensor_map.shape, tensor_map.strides, start)
+        self.operand = operand
         self.dtype, self.block_shape, self.layout = tensor_map.dtype, list(tensor_map.block), None
         self.shape, self.strides = tensor_map.shape, tensor_map.strides
         self.to_tf32, self.rows = tensor_map.to_tf32, tensor_map.rows
@@ -465,14 +468,15 @@ class Descriptor:
 
     def inside(
         self, corner: Sequence[Any], shape: Sequence[int] | None = None
-    ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """The part of a box, by default a block, that lies in the tensor: where in the tensor, and where in the box."""
+    ) -> tuple[torch.Tensor, tuple[slice, ...]]:
+        """The part of a box, by default a block, that lies in the tensor, and where in the box it is."""
         corner = [int(x) for x in corner]
-        assert min(corner) >= 0
-        box = shape or self.block_shape
-        sizes = [max(0, min(b, n - x)) for x, b, n in zip(corner, box, self.values.shape, strict=True)]
-        of_tensor = tuple(slice(x, x + size) for x, size in zip(corner, sizes, strict=True))
-        return of_tensor, tuple(slice(0, size) for size in sizes)
+        begins = [max(0, x) for x in corner]
+        ends = [x + size for x, size in zip(corner, shape or self.block_shape, strict=True)]
+        sizes = [max(0, min(end, n) - x) for x, end, n in zip(begins, ends, self.shape, strict=True)]
+        start = self.operand.storage_offset() + sum(map(operator.mul, begins, self.strides)) * all(sizes)
+        inside = torch.as_strided(self.operand, sizes, self.strides, start)
+        return inside, tuple(slice(y - x, y - x + size) for x, y, size in zip(corner, begins, sizes, strict=True))
 
 
 def to_tf32(x: torch.Tensor) -> torch.Tensor:
@@ -489,11 +493,10 @@ def tma_load(descriptor: Descriptor, corner: Sequence[Any], barrier: Barrier, in
 def start_load(descriptor: Descriptor, corner: Sequence[Any], barrier: Barrier, into: torch.Tensor) -> None:
     """Of a box of into's shape."""
     into.fill_(garbage(into.dtype))
-    of_tensor, of_box = descriptor.inside(corner, into.shape)
+    loaded, of_box = descriptor.inside(corner, into.shape)
 
     def complete() -> int:
         into.zero_()
-        loaded = descriptor.values[of_tensor]
         into[of_box] = to_tf32(loaded) if descriptor.to_tf32 else loaded
         return into.numel() * into.itemsize
 
@@ -503,8 +506,8 @@ def start_load(descriptor: Descriptor, corner: Sequence[Any], barrier: Barrier, 
 
 def tma_store(descriptor: Descriptor, corner: Sequence[Any], source: Shared) -> None:
     assert source.shape == descriptor.block_shape
-    of_tensor, of_box = descriptor.inside(corner)
-    here.stores.append(lambda: descriptor.values[of_tensor].copy_(source.values[of_box]))
+    stored, of_box = descriptor.inside(corner)
+    here.stores.append(lambda: stored.copy_(source.values[of_box]))
 
 
 def store_wait(pendings: int) -> None:

@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
-from .shapes import ITEMSIZE, Shape, between, box, cube, spaced
+from .few_rows import DECODE, ROUTER
+from .shapes import Shape, between, box, cube
+from .suite import Suite, chosen, unseen
+
+__all__ = ["ALL", "LARGE_M", "LARGE_WEIGHT_BYTES", "PRECISION", "PROJECTIONS", "SUITES", "Suite", "chosen", "unseen"]
 
 LARGE_M = 1024  # from here on a projection is bound by arithmetic
 LARGE_WEIGHT_BYTES = 100e6  # a weight of more never fits an L2 cache
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Shapes of one regime, and why they are a group.
-
-    regime(shape): whether a shape belongs; draw(random): another that does; kind: "graph" for kernel time, "host" for
-    Python's time of a call, "queue" for a call's share of a queue; unit: "TFLOPS", "GB/s" or "us"; cold: by how much
-    operand sets exceed L2; mode: a key of operands.MODE_DTYPES, or None for 16 bits.
-    """
-
-    name: str
-    reason: str
-    shapes: tuple[Shape, ...]
-    regime: Callable[[Shape], bool]
-    draw: Callable[[Random], Shape]
-    kind: str = "graph"
-    unit: str = "TFLOPS"
-    cold: float = 2.0
-    mode: str | None = None
-
-
-def unseen(suite: Suite, seed: int, count: int) -> tuple[Shape, ...]:
-    """`count` shapes of the suite's regime that it does not list, the same ones for the same seed."""
-    random = Random(f"{suite.name} {seed}")
-    known = {shape.key for shape in suite.shapes}
-    found: dict[str, Shape] = {}
-    while len(found) < count:
-        shape = suite.draw(random)
-        if shape.key not in known:
-            found.setdefault(shape.key, shape)
-    return tuple(found.values())
-
-
-def chosen(suite: Suite, limit: int | None, seed: int | None) -> tuple[Shape, ...]:
-    """The listed shapes, or as many unseen ones with a seed."""
-    if seed is None:
-        return spaced(suite.shapes, limit)
-    return unseen(suite, seed, min(len(suite.shapes), limit or len(suite.shapes)))
 
 
 # ---- square ----
@@ -176,27 +141,6 @@ PREFILL = Suite(
     lambda random: Shape(
         between(random, PREFILL_TOKENS[0], PREFILL_TOKENS[-1]), *random.choice(tuple(weights())), layout="nt"
     ),
-)
-
-# ---- decode ----
-
-DECODE = Suite(
-    "decode",
-    "up to 64 tokens on a weight that comes from memory: bytes a second are what counts",
-    tuple(
-        Shape(m, n, k, name=f"weight of {ITEMSIZE * n * k / 1e6:.0f} MB", layout="nt")
-        for n, k in (
-            *((1024, 1024), (1536, 7168), (4096, 4096), (6144, 4096), (7168, 8192)),
-            *((4096, 14336), (28672, 4096), (8192, 28672), (57344, 8192)),
-        )
-        for m in (1, 4, 16, 32, 64)
-    ),
-    lambda s: s.M <= 64 and s.layout == "nt",
-    lambda random: Shape(
-        between(random, 1, 64), between(random, 1024, 57344, 64), between(random, 1024, 16384, 64), layout="nt"
-    ),
-    unit="GB/s",
-    cold=4.0,
 )
 
 # ---- shortk ----
@@ -429,6 +373,7 @@ SUITES: dict[str, Suite] = {
         MID,
         PREFILL,
         DECODE,
+        ROUTER,
         SHORTK,
         BIGK,
         ODD,

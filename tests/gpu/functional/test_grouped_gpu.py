@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,8 +11,12 @@ import torch
 import triton_gemm
 from tests.support.group_truth import KINDS, assert_right, draw
 from triton_gemm.arithmetic import MODES
-from triton_gemm.problem import Request
+from triton_gemm.hardware.device import current_device_info
+from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import plan
+from triton_gemm.runtime.plan import GemmPlan
+from triton_gemm.selection.bit_classes import bit_class
+from triton_gemm.selection.select import Selection, illegal, ranked
 
 ENDS = ([100, 100, 333], [0, 0, 400], [0, 0, 0], [400, 400, 400], [400], list(range(5, 400, 6)), [1, 399])
 
@@ -62,12 +67,34 @@ def test_a_layer_of_experts(tokens: int) -> None:
     w = torch.randn(8, 1024, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     y = triton_gemm.grouped_matmul(x, w.mT, ends)
     assert_right(x.detach(), w.detach().mT, ends, y.detach())
-    chosen = plan.selection_of(x.detach(), w.detach().mT, y.detach(), Request(groups="m"))
-    assert chosen.kernel == ("warp_specialised" if torch.cuda.get_device_capability() == (9, 0) else "portable")
     grad = torch.randn_like(y)
+    for found in (
+        plan.selection_of(x.detach(), w.detach().mT, y.detach(), Request(groups="m")),
+        plan.selection_of(grad.mT, x.detach(), w.detach(), Request(groups="k")),
+    ):
+        assert found.kernel == ("warp_specialised" if torch.cuda.get_device_capability() == (9, 0) else "portable")
     y.backward(grad)
     assert_right(grad, w.detach(), ends, x.grad)
     assert_right(grad.mT, x.detach(), ends, w.grad)
+
+
+def test_gradients_of_weights_read_their_own_rows_alone() -> None:
+    """In tiles of every width, with an empty group, and groups shorter than a k-tile; all have the same bits."""
+    bounds = (0, 0, 3, 136, 200, 201, 400)
+    a = torch.randn(440, 520, device="cuda", dtype=torch.bfloat16).mT
+    b = torch.randn(440, 392, device="cuda", dtype=torch.bfloat16)
+    offs, first = int32(list(bounds[1:])), {}
+    for group, (begin, end) in enumerate(pairwise(bounds)):
+        x, y = torch.full_like(a.mT, torch.nan).mT, torch.full_like(b, torch.inf)
+        x[:, begin:end], y[begin:end] = a[:, begin:end], b[begin:end]
+        c = torch.empty(len(offs), 520, 392, device="cuda", dtype=torch.bfloat16)
+        problem, info = GemmProblem.of(x, y, c, groups="k"), current_device_info()
+        for _, candidate in ranked(problem, info):
+            if illegal(problem, info, candidate) is None:
+                GemmPlan(problem, Selection.of(candidate, ""), c.device).run(x, y, c, (offs,))
+                assert_right(x[:, begin:end], y[begin:end], int32([end - begin]), c[group : group + 1])
+                same = first.setdefault((group, bit_class(problem, candidate)), c[group].clone())
+                assert torch.equal(c[group], same)
 
 
 def without_a_wait(

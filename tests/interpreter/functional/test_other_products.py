@@ -173,17 +173,18 @@ def test_scales_that_records_show_slower_stay_torchs(monkeypatch: pytest.MonkeyP
 
 
 def test_groups_along_k_stay_torchs_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not where bits must not depend on what torch does with more rows."""
+    """But not in gradients of weights, nor where bits must not depend on what torch does with more rows."""
     a, b = half(16, 24), half(24, 48)
     monkeypatch.setitem(other_products.K_IN_GROUPS, routing.plan.info_of(a.device).capability, 0.83)
     monkeypatch.setattr(other_products, "INTERPRETER", None)  # of which no record speaks
     with triton_gemm.use():
         torch._grouped_mm(a, b, offs=OFFS)
+        torch._grouped_mm(half(24, 16).mT, b, offs=OFFS)
         with triton_gemm.batch_invariant():
             torch._grouped_mm(a, b, offs=OFFS)
     counts = triton_gemm.report_routing()
     assert counts["_grouped_mm", "torch: groups along K take 1.2 times as long here"] == 1
-    assert counts["_grouped_mm", "triton_gemm"] == 1
+    assert counts["_grouped_mm", "triton_gemm"] == 2
 
 
 def test_other_products_are_counted() -> None:

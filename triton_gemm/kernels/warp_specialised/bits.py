@@ -11,10 +11,13 @@ from .promotion import pieces
 
 def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> str:
     """One instruction after the other along K, of the parts of a tile one part after the other, whoever adds them up.
-    Which of C's elements are in tiles that are cut decide the tiles, and their order."""
+    Which of C's elements are in tiles that are cut decide the tiles, and their order. Of groups along K the first
+    instruction is the one with fewer products."""
     if problem.arithmetic.exact:
         return exactly(problem, "warp_specialised")
     how = by_tensor_cores(problem, "warp_specialised", warpgroups=True)
+    if problem.groups == "k":
+        return f"{how}, {ONE} in steps from its end"
     promotion = promoted(problem, config.BLOCK_K // pieces(problem, config))
     if schedule.split_k == 1:
         return f"{how}, {ONE}{promotion}"

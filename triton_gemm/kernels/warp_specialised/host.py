@@ -20,6 +20,7 @@ from ..schedule import Schedule, clusters_at_once
 from ..splitk import MAX_COUNTERS
 from .cluster import MAX_CTAS
 from .configs import Config
+from .k_groups import launch as of_k_groups
 from .kernel import warp_specialised_kernel
 from .promotion import pieces, promotes, waves
 from .tensor_maps import tensor_map
@@ -123,7 +124,7 @@ def c_by_tma(problem: GemmProblem) -> bool:
     (triton#11583), and tiles end where C does, not where a group does."""
     c, itemsize = problem.c, problem.out_dtype.itemsize
     row = problem.M if c.column_major else problem.N
-    return c.tma_illegal(itemsize) is None and row * itemsize % 16 == 0 and problem.groups is None
+    return c.tma_illegal(itemsize) is None and row * itemsize % 16 == 0 and problem.groups != "m"
 
 
 def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
@@ -140,14 +141,15 @@ def unsuited(problem: GemmProblem, device: DeviceInfo) -> str | None:
         return "TMA has nothing to load"
     if max(problem.M, problem.N, problem.K) > MAX_SIZE:
         return f"sizes must not exceed {MAX_SIZE}, as TMA's coordinates are of 32 bits"
-    if problem.gate and (problem.arithmetic is not HALF or problem.groups == "k" or problem.has_beta):
+    of_k = problem.groups == "k"
+    if problem.gate and (problem.arithmetic is not HALF or of_k or problem.has_beta):
         return "a gate is of 16 bits and of whole sums, to which nothing is added"
     if problem.groups and problem.planes.count > 1:
         return "groups' operands are not split into planes"
-    if problem.groups == "k":
-        return "TMA loads whole k-tiles, and groups end inside of them"
-    if problem.groups == "m" and problem.a.column_major:
-        return "TMA's boxes begin on 16 bytes, and groups of a's rows anywhere in its columns"
+    if problem.groups and (problem.a.column_major, of_k and problem.b.column_major) != (of_k, False):
+        return "TMA's boxes begin on 16 bytes, and groups anywhere along a unit stride"
+    if of_k and (problem.activation or not c_by_tma(problem)):
+        return "sums over groups leave by TMA, as they are"
     why = problem.tma_illegal()
     return None if why is None else f"TMA cannot take {why}"
 
@@ -173,9 +175,8 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         if schedule.split_tiles != problem.batch * config.tiles(problem.M, problem.N) or schedule.split_k < 2:
             return f"a second launch adds up the parts of all tiles, and {schedule} does not cut all"
         problem = parts_of(problem)
-    elif schedule is not None and schedule.in_turn:
-        if problem.groups or problem.arithmetic.exact:
-            return "no group's sums, and no integers, have parts in turn"
+    elif schedule is not None and schedule.in_turn and (problem.groups or problem.arithmetic.exact):
+        return "no group's sums, and no integers, have parts in turn"
     elif schedule is not None and schedule.split_tiles:
         if not can_split_k(config):
             return f"{sums} accumulators leave a thread too few registers for partial sums"
@@ -204,8 +205,7 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, schedule: 
         return f"{sums} accumulators leave a thread too few registers for pointers to C"
     if full and problem.scales and (problem.bias or problem.activation):
         return f"{sums} accumulators leave a thread too few registers for more than scales"
-    why = _cluster_illegal(problem, device, config) if config.ctas > 1 else None
-    if why is not None:
+    if config.ctas > 1 and (why := _cluster_illegal(problem, device, config)) is not None:
         return why
     needed = shared_memory(problem, config)
     if needed > device.shared_memory:
@@ -279,6 +279,8 @@ def launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[
 
 
 def _launches(problem: GemmProblem, config: Config, schedule: Schedule) -> tuple[Launch, ...]:
+    if problem.groups == "k":
+        return (of_k_groups(problem, config, schedule, part_columns(problem, config)[0], c_buffers(problem, config)),)
     planes, m, n, k = problem.planes, config.BLOCK_M, config.BLOCK_N, config.BLOCK_K
     num_m, num_n = -(-problem.M // (m * config.CLUSTER_M)), -(-problem.N // (n * config.CLUSTER_N))
     num_tiles = problem.batch * num_m * num_n
