@@ -22,8 +22,8 @@ from ..runtime.plan import MAX_PLANS, GemmPlan, keep
 from ..runtime.worker import Question
 from ..tables import files, learned, versions
 from ..tables.records import named
-from .candidates import is_foreign, predicted_us
-from .race import Call, NoRaceError, Outcome, Race
+from .candidates import Outcome, is_foreign, predicted_us
+from .race import Call, NoRaceError, Race
 from .statistics import LONGEST_US, Product, Tempo
 
 AT_ONCE = 4  # races, of which one has memory, and the others wait for workers and to load modules
@@ -96,6 +96,8 @@ class Tuner:
                         self._write()
                     if not background.is_held():
                         self._go_on()
+                    elif self.clock() > self.since + HELD_S:
+                        self._give_up(*(x for x in self.races.values() if x.has_turn))
                 elif self.races:
                     self._give_up(*self.races.values())
             except Exception as error:
@@ -121,8 +123,8 @@ class Tuner:
         if len(self.races) < AT_ONCE:
             paying = [x for x in list(self.products.values()) if x.pays(now) and x not in self.races]
             paying.sort(key=lambda x: (bool(x.ranked), -x.worth))
-            alive = ((x, plans[0]) for x in paying if (plans := x.plans))
-            for product, plan in islice(alive, AT_ONCE - len(self.races)):
+            compiled = ((x, plan) for x in paying for plan in [y for y in x.plans if y.compiled][:1])
+            for product, plan in islice(compiled, AT_ONCE - len(self.races)):
                 l2 = torch.cuda.get_device_properties(plan.index).L2_cache_size
                 self.races[product] = Race(product, plan, device_info(plan.device), l2, self.tempo, self.clock)
 
@@ -207,11 +209,16 @@ class Tuner:
             log.warning("what was learned is not stored: %s: %s", type(error).__name__, error)
 
     def _write(self, at_end: bool = False) -> None:
-        """Itself writes what workers could not. at_end: or have not yet."""
+        """Itself writes what workers could not. at_end: or have not yet, as long as nobody else keeps the folder."""
         for question in [x for x in self.unwritten if x.error is not None or at_end]:
             self.unwritten.remove(question)
-            if not question.answer:
-                question.function(*question.arguments)
+            try:
+                written = question.answer or question.function(*question.arguments)
+            except Exception as error:
+                log.warning("what was learned is not stored: %s: %s", type(error).__name__, error)
+                written = False
+            if at_end and not written:
+                return
 
     # --- At calls ---
 
