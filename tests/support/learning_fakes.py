@@ -98,6 +98,7 @@ class Service:
     def _graph(self, running: race.Race, entrant: Entrant, launches: Any) -> Any:
         is_first, is_incumbent = entrant.graph is None and len(running.graphs) % 2 == 0, entrant is running.entrants[0]
         selection = entrant.plan.selection
+        assert entrant.plan.compiled
 
         def start() -> int:
             if is_first:
