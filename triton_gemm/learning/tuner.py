@@ -41,7 +41,7 @@ class Tuner:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.here = threading.Lock()
-        self.finished, self.failures = False, 0
+        self.finished, self.failures = threading.Event(), 0
         self.products: dict[Any, Product] = {}
         self.tempo = Tempo()
         self.thread: threading.Thread | None = None
@@ -80,15 +80,15 @@ class Tuner:
 
     def _look_on(self) -> None:
         allow_during_captures()
-        while not self.finished:
-            time.sleep(self.look())
+        while not self.finished.is_set():
+            self.finished.wait(self.look())
 
     def look(self) -> float:
         """Goes on with all that it can; seconds until the next time."""
         begin = time.thread_time()
         with self.here:
             try:
-                if turns.active() and not (self.broken or self.finished):
+                if turns.active() and not (self.broken or self.finished.is_set()):
                     if self.clock() >= self.counted_at + LOOK_S:
                         self.counted_at = self.clock()
                         self._count()
@@ -130,7 +130,7 @@ class Tuner:
 
     def _go_on(self) -> None:
         for race in list(self.races.values()):
-            if self.finished or background.is_held():
+            if self.finished.is_set() or background.is_held():
                 return
             if not any(x.has_turn for x in self.races.values()) and race.is_prepared:
                 race.has_turn = True
@@ -269,7 +269,7 @@ class Tuner:
 
     def finish(self) -> None:
         """At the end of the process. The thread aside ends first: Python would stop it amid a function of torch's."""
-        self.finished = True
+        self.finished.set()
         turns.job.withdraw()
         for product in list(self.products.values()):
             for plan in product.plans:
