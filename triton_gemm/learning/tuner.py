@@ -180,6 +180,7 @@ class Tuner:
             own.before = product.before or product.selection
             own.saved_us = product.saved_us + outcome.before_us - outcome.us
             own.add(winner)
+            self.products.pop(_key(race.plan), None)  # plans that are made anew without a table are raced anew
             keep(self.products, _key(winner), own, MAX_PLANS)
             for plan in product.plans:
                 plan.instead = winner
