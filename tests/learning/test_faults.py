@@ -17,8 +17,9 @@ from tests.support.table_fakes import HOPPER
 from triton_gemm.hardware.driver import DriverError
 from triton_gemm.learning import race, tuner
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import background, turns
+from triton_gemm.runtime import background, plan, turns
 from triton_gemm.runtime.worker import Question
+from triton_gemm.selection import generation
 from triton_gemm.selection.select import Selection
 from triton_gemm.tables import learned
 from triton_gemm.tuning import journal_of
@@ -54,6 +55,57 @@ def test_what_ended_a_process_is_not_tried_again(world: World) -> None:
     assert "the process ended" in str(failure(world.problem, world.fastest))
 
 
+@pytest.mark.parametrize("error", [2, 900])
+def test_no_candidate_is_blamed_for_memory_or_a_capture_of_others(error: int, world: World) -> None:
+    world.service.raises, world.service.error = {world.fastest}, error
+    world.call()
+    assert not world.service.launches and not world.service.tuner.broken
+    assert not any(failure(world.problem, x) for x in world.others)
+    world.service.raises = set()
+    world.service.now += tuner.AGAIN_S
+    assert world.call().algorithm == world.fastest.algorithm
+
+
+@pytest.mark.parametrize("what", ["hangs", "has ended since", "is late"])
+def test_what_hangs_the_gpu_is_blamed_though_its_race_is_given_up(what: str, world: World) -> None:
+    """Calls wait for it, so a race ends in which nothing comes any more. Python has not ended then."""
+    service = world.service
+    while not service.queued:
+        world.call(1)
+    service.queued.clear()
+    while not service.queued:  # the incumbent's came first
+        service.hung = bool(service.tuner.races) and any(x.begun for x in service.tuner.races.values())
+        world.call(1)
+    service.hung = what != "has ended since"
+    service.learns = what == "hangs"  # or its rule ends
+    for _ in range(2):  # the first look counts the last calls
+        service.now += 1.0 if what == "is late" else tuner.STALE_S + 1
+        service.tuner.look()
+    assert not service.tuner.races and not service.graphs
+    assert len(list(service.folder.glob("*.tuning.jsonl.*"))) == (what == "hangs")
+
+
+def test_a_race_is_of_a_plan_whose_kernels_are_loaded(service: Service) -> None:
+    """The first plan of a product may have run on its stand-in only, before plans were made anew."""
+    of = service.operands()
+    plan.plan_for(*of)
+    generation.advance()
+    world = World(service)
+    (product,) = service.tuner.products.values()
+    assert [x.compiled for x in product.plans] == [False, True]
+    assert world.call().algorithm == world.fastest.algorithm and not service.tuner.failures
+
+
+def test_what_measures_for_long_leaves_a_race_no_memory(world: World) -> None:
+    world.until_it_races()
+    with background.held():
+        world.service.tuner.look()
+        assert world.service.graphs
+        world.service.now += tuner.HELD_S
+        world.service.tuner.look()
+        assert not world.service.graphs and not any(x.has_turn for x in world.service.tuner.races.values())
+
+
 def test_a_table_that_cannot_be_written_costs_the_next_process_alone(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,6 +135,22 @@ def test_a_worker_writes_what_was_learned_or_the_thread_does(worker: str, world:
     assert not world.service.tuner.unwritten and written
     world.service.begin_process()
     assert world.replaced
+
+
+def test_an_error_of_who_writes_costs_the_entry_alone(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    learner = world.service.tuner
+    learner.unwritten = [Question(lambda: [][0])]
+    learner.unwritten[0].error = "it is gone"
+    world.call(1000)
+    assert not learner.unwritten and not learner.broken
+    assert "what was learned is not stored: IndexError" in caplog.text
+
+
+def test_the_end_of_a_process_waits_for_a_folder_once(world: World) -> None:
+    waited: list[Any] = []
+    world.service.tuner.unwritten = [Question(lambda number: waited.append(number), x) for x in range(3)]
+    world.service.tuner._write(at_end=True)
+    assert waited == [0]
 
 
 def ask_no_writer(ask: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,6 +287,7 @@ def test_a_process_ends_where_the_thread_has_ended(world: World) -> None:
     learner.thread = threading.Thread(target=learner._look_on)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "allow_during_captures", lambda: None)
+        patch.setattr(learner, "look", lambda look=learner.look: (look(), 60.0)[1])  # it does not sleep at the end
         learner.thread.start()
         learner.finish()
     assert not learner.thread.is_alive() and not world.service.graphs

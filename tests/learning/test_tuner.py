@@ -20,7 +20,7 @@ from triton_gemm.learning import race, statistics, tuner
 from triton_gemm.learning.candidates import ranked
 from triton_gemm.learning.statistics import SHARE
 from triton_gemm.runtime import background, plan, turns
-from triton_gemm.selection import batch_invariance
+from triton_gemm.selection import batch_invariance, generation
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.tables import learned
 from triton_gemm.tables.records import named
@@ -62,6 +62,15 @@ def test_few_are_raced_first_and_the_others_later_against_the_winner(world: Worl
     assert entry.default_us / entry.us == pytest.approx(1 / 0.8, rel=0.05)
     counts = triton_gemm.report_routing()
     assert counts["learning", "GEMMs raced"] == 1 and counts["learning", "kernels replaced"] == 2
+
+
+def test_what_no_table_keeps_is_learned_again_by_plans_that_are_made_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "folder", lambda: None)
+    assert world.call().algorithm == world.fastest.algorithm
+    generation.advance()
+    assert not world.replaced and world.call(2 * CALLS).algorithm == world.fastest.algorithm
 
 
 def test_where_nothing_is_faster_the_incumbent_stays(world: World) -> None:

@@ -19,7 +19,7 @@ from tests.support import fake_compiler, table_fakes
 from tests.support.table_fakes import HOPPER
 from triton_gemm import tables
 from triton_gemm.learning import block, race, tuner
-from triton_gemm.learning.candidates import candidates
+from triton_gemm.learning.candidates import Entrant, candidates
 from triton_gemm.problem import Request
 from triton_gemm.runtime import background, plan, turns
 from triton_gemm.runtime.worker import Question
@@ -37,9 +37,10 @@ def copy(to: int, of: int, nbytes: int, stream: int) -> None:
 class Service:
     """A service whose calls are launched by no GPU. Call `call` for one call.
 
-    true: microseconds of a kernel; wrong: kernels with other bits; raises: those that fail to launch; uncompiled: those
-    that fail to compile; graphs: those that were made and not given up; queued: launches beside those of graphs;
-    launches: samples; free: whether torch has memory; stream, now: of calls; learns: whether a rule does.
+    true: microseconds of a kernel; wrong: kernels with other bits; raises: those that fail to launch, by `error`;
+    uncompiled: those that fail to compile; hung: whether no graph ends; graphs: those that were made and not given
+    up; queued: launches beside those of graphs; launches: samples; free: whether torch has memory; stream, now: of
+    calls; learns: whether a rule does.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -47,6 +48,7 @@ class Service:
         self.true: Callable[[Selection], float] = lambda _: US
         self.wrong: set[Selection] = set()
         self.raises: set[Selection] = set()
+        self.error, self.hung = 1, False
         self.uncompiled: set[Selection] = set()
         self.queued: list[Selection] = []
         self.slowed: tuple[str, ...] = ()
@@ -93,14 +95,15 @@ class Service:
         self.patch.setattr(turns, "_learner", self.tuner)
         tables.reload()
 
-    def _graph(self, running: race.Race, entrant: race.Entrant, launches: Any) -> Any:
+    def _graph(self, running: race.Race, entrant: Entrant, launches: Any) -> Any:
         is_first, is_incumbent = entrant.graph is None and len(running.graphs) % 2 == 0, entrant is running.entrants[0]
         selection = entrant.plan.selection
+        assert entrant.plan.compiled
 
         def start() -> int:
             if is_first:
                 if selection in self.raises:
-                    return 1
+                    return self.error
                 self.queued.append(selection)
                 into, nbytes = running.operands.place("expected" if is_incumbent else ("c", 0))
                 of = bytearray(nbytes)
@@ -109,7 +112,9 @@ class Service:
                 ctypes.memmove(into, bytes(of), nbytes)
             return 0
 
-        def read() -> float:
+        def read() -> float | None:
+            if self.hung:
+                return None
             took = entrant.count * self.true(selection) * exp(self.random.gauss(0, NOISE))
             if not is_first:
                 self.launches.append((selection, took))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,24 @@ def test_bits_decide_whether_it_is_used(folder: Path) -> None:
     assert chosen().source == "model" and [*tables.ignored()] == [
         f"user's table: it gives other bits than {bit_class(PROBLEM, chosen())}"
     ]
+
+
+def test_what_is_written_late_replaces_nothing_that_was_learned_since(folder: Path) -> None:
+    late: list[Any] = []
+    assert learn(1, by=lambda *of: late.append(of) or True)
+    (where, empty, found), *_ = late
+    found = {x: replace(entry, measured="2001-01-01T00:00:00+00:00") for x, entry in found.items()}
+    assert learn(3) and learned.write(where, empty, found)
+    tables.reload()
+    assert chosen().algorithm == another(PROBLEM, 3).algorithm
+
+
+def test_who_writes_in_another_process_is_told_the_whole_path(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "here")
+    assert learn(by=lambda where, *_: where == tmp_path / "here" / "tables")
 
 
 def test_a_folder_that_cannot_be_written_keeps_it_for_this_process(

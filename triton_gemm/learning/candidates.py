@@ -1,12 +1,13 @@
-"""What is raced against an incumbent: kernels of its bit class that the model predicts to be nearly as fast."""
+"""What is raced against an incumbent: kernels of its bit class that the model predicts to be nearly as fast. And what
+comes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of
@@ -33,6 +34,40 @@ class Ranked(NamedTuple):
     is_there: bool
     binaries: tuple[Hashable, ...]
     modules: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class Entrant:
+    """What is raced. us: of a launch, by the model and then by the last sample; wanted: its compilation, if it needs
+    one; graph: a sample, of `count` launches."""
+
+    ranked: Ranked
+    us: float
+    wanted: Any = None
+    plan: Any = None
+    graph: Any = None
+    count: int = 0
+
+    @property
+    def selection(self) -> Selection:
+        return self.ranked.selection
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.wanted is None or self.wanted.error is not None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a race has found. plan: the winner's, or None where the incumbent stays; us: of the winner, and before_us of
+    the incumbent, in the same places; candidates: that were timed, with the incumbent."""
+
+    plan: Any
+    ranked: Ranked
+    us: float
+    before_us: float
+    samples: int
+    candidates: int
 
 
 def is_foreign(selection: Selection, device: DeviceInfo) -> bool:

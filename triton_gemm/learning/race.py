@@ -22,19 +22,21 @@ from ..hardware.device import DeviceInfo
 from ..hardware.graphs import Mark, TimedGraph, launch, own_stream, relaxed, rest
 from ..runtime import background, step, turns
 from ..runtime.workspace import PER_THREAD
-from ..selection.select import Selection
 from ..tuning import journal_of
 from ..tuning.conditions import Conditions, complaint
 from ..tuning.journal import Journal
 from . import block
-from .candidates import Ranked, ranked
+from .candidates import Entrant, Outcome, Ranked, ranked
 from .halving import FEW, FINAL, FINAL_OF_FEW, Halving
 from .statistics import LONGEST_US, Product, Tempo
 
 COMPILED_S = 120.0  # until candidates' kernels are compiled: those that are not are left out then
 LOADED_S = 1.0  # between modules that are loaded
 FULL_S = 60.0  # until it is looked again whether there is memory
+HANGS_S = 10.0  # after which a launch that has not ended may never end
 BYTES_A_US = 1e6  # of memory that is filled and copied, about half of what an H100 moves
+# CUDA errors that say nothing of what is launched: no memory, and captures of other threads (900 to 908).
+OF_OTHERS = {2, *range(900, 909)}
 log = logging.getLogger("triton_gemm.learning")
 
 _T = TypeVar("_T")
@@ -51,42 +53,8 @@ class Call:
     bits: str
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a race has found. plan: the winner's, or None where the incumbent stays; us: of the winner, and before_us of
-    the incumbent, in the same places; candidates: that were timed, with the incumbent."""
-
-    plan: Any
-    ranked: Ranked
-    us: float
-    before_us: float
-    samples: int
-    candidates: int
-
-
 class NoRaceError(Exception):
     """There can be no race now; the text says why."""
-
-
-@dataclass(eq=False)
-class Entrant:
-    """What is raced. us: of a launch, by the model and then by the last sample; wanted: its compilation, if it needs
-    one; graph: a sample, of `count` launches."""
-
-    ranked: Ranked
-    us: float
-    wanted: Any = None
-    plan: Any = None
-    graph: Any = None
-    count: int = 0
-
-    @property
-    def selection(self) -> Selection:
-        return self.ranked.selection
-
-    @property
-    def is_compiled(self) -> bool:
-        return self.wanted is None or self.wanted.error is not None
 
 
 class Race:
@@ -116,6 +84,9 @@ class Race:
         self.graphs: list[TimedGraph] = []
         self.begun = False  # whether the journal says that one is launched for the first time
         self.at = clock()  # when it went on last
+        self.launched: tuple[TimedGraph, float] | None = (
+            None  # what has not ended, and when that was seen to be launched
+        )
         self.asked: Callable[[Call], Any] | None = None  # what a call of its product is to do
         self.hears = False  # whether a call is to say its stream
         self.found: Any = None  # and what came of that
@@ -162,7 +133,7 @@ class Race:
         self.asked = None
         try:
             self.steps.close()
-            if self.begun:
+            if self.begun and not self._hangs():  # else it is blamed once the process has ended
                 self.journal.end()
         finally:
             self.begun = False
@@ -171,6 +142,11 @@ class Race:
                     self.graphs.pop().close()
             self.entrants.clear()
             vars(self).pop("operands", None)  # what else refers to a race may end later
+
+    def _hangs(self) -> bool:
+        graph, since = self.launched or (None, self.clock())
+        with relaxed():
+            return self.clock() > since + HANGS_S and graph is not None and graph.read() is None
 
     # --- The steps ---
 
@@ -388,9 +364,12 @@ class Race:
                     break
             error = job.launched
         if error:
-            raise driver.DriverError("cuGraphLaunch", error)
+            refused = driver.DriverError("cuGraphLaunch", error)
+            raise NoRaceError(f"{refused}") if error in OF_OTHERS else refused
+        self.launched = graph, self.clock()
         while (us := graph.read()) is None:
             yield None
+        self.launched = None
         return us
 
     def _beside(self, graph: TimedGraph, call: Call) -> int:

@@ -22,8 +22,8 @@ from ..runtime.plan import MAX_PLANS, GemmPlan, keep
 from ..runtime.worker import Question
 from ..tables import files, learned, versions
 from ..tables.records import named
-from .candidates import is_foreign, predicted_us
-from .race import Call, NoRaceError, Outcome, Race
+from .candidates import Outcome, is_foreign, predicted_us
+from .race import Call, NoRaceError, Race
 from .statistics import LONGEST_US, Product, Tempo
 
 AT_ONCE = 4  # races, of which one has memory, and the others wait for workers and to load modules
@@ -41,7 +41,7 @@ class Tuner:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.here = threading.Lock()
-        self.finished, self.failures = False, 0
+        self.finished, self.failures = threading.Event(), 0
         self.products: dict[Any, Product] = {}
         self.tempo = Tempo()
         self.thread: threading.Thread | None = None
@@ -80,15 +80,15 @@ class Tuner:
 
     def _look_on(self) -> None:
         allow_during_captures()
-        while not self.finished:
-            time.sleep(self.look())
+        while not self.finished.is_set():
+            self.finished.wait(self.look())
 
     def look(self) -> float:
         """Goes on with all that it can; seconds until the next time."""
         begin = time.thread_time()
         with self.here:
             try:
-                if turns.active() and not (self.broken or self.finished):
+                if turns.active() and not (self.broken or self.finished.is_set()):
                     if self.clock() >= self.counted_at + LOOK_S:
                         self.counted_at = self.clock()
                         self._count()
@@ -96,6 +96,8 @@ class Tuner:
                         self._write()
                     if not background.is_held():
                         self._go_on()
+                    elif self.clock() > self.since + HELD_S:
+                        self._give_up(*(x for x in self.races.values() if x.has_turn))
                 elif self.races:
                     self._give_up(*self.races.values())
             except Exception as error:
@@ -121,14 +123,14 @@ class Tuner:
         if len(self.races) < AT_ONCE:
             paying = [x for x in list(self.products.values()) if x.pays(now) and x not in self.races]
             paying.sort(key=lambda x: (bool(x.ranked), -x.worth))
-            alive = ((x, plans[0]) for x in paying if (plans := x.plans))
-            for product, plan in islice(alive, AT_ONCE - len(self.races)):
+            compiled = ((x, plan) for x in paying for plan in [y for y in x.plans if y.compiled][:1])
+            for product, plan in islice(compiled, AT_ONCE - len(self.races)):
                 l2 = torch.cuda.get_device_properties(plan.index).L2_cache_size
                 self.races[product] = Race(product, plan, device_info(plan.device), l2, self.tempo, self.clock)
 
     def _go_on(self) -> None:
         for race in list(self.races.values()):
-            if self.finished or background.is_held():
+            if self.finished.is_set() or background.is_held():
                 return
             if not any(x.has_turn for x in self.races.values()) and race.is_prepared:
                 race.has_turn = True
@@ -178,6 +180,7 @@ class Tuner:
             own.before = product.before or product.selection
             own.saved_us = product.saved_us + outcome.before_us - outcome.us
             own.add(winner)
+            self.products.pop(_key(race.plan), None)  # plans that are made anew without a table are raced anew
             keep(self.products, _key(winner), own, MAX_PLANS)
             for plan in product.plans:
                 plan.instead = winner
@@ -207,11 +210,16 @@ class Tuner:
             log.warning("what was learned is not stored: %s: %s", type(error).__name__, error)
 
     def _write(self, at_end: bool = False) -> None:
-        """Itself writes what workers could not. at_end: or have not yet."""
+        """Itself writes what workers could not. at_end: or have not yet, as long as nobody else keeps the folder."""
         for question in [x for x in self.unwritten if x.error is not None or at_end]:
             self.unwritten.remove(question)
-            if not question.answer:
-                question.function(*question.arguments)
+            try:
+                written = question.answer or question.function(*question.arguments)
+            except Exception as error:
+                log.warning("what was learned is not stored: %s: %s", type(error).__name__, error)
+                written = False
+            if at_end and not written:
+                return
 
     # --- At calls ---
 
@@ -262,7 +270,7 @@ class Tuner:
 
     def finish(self) -> None:
         """At the end of the process. The thread aside ends first: Python would stop it amid a function of torch's."""
-        self.finished = True
+        self.finished.set()
         turns.job.withdraw()
         for product in list(self.products.values()):
             for plan in product.plans:
