@@ -29,7 +29,7 @@ endif
 
 # Three pages need nothing of gigabytes: whoever has activated an environment has installed what they want already.
 ifeq ($(MAKECMDGOALS)|$(origin VENV)|$(origin PYTHON)|$(CONSTRAINTS),explore|undefined|file|)
-  ifneq ($(realpath $(VIRTUAL_ENV)),$(realpath .venv))
+  ifneq ($(filter-out $(realpath .venv),$(realpath $(VIRTUAL_ENV))),)
     VENV := none
     $(info ==> using the active environment, $(VIRTUAL_ENV); make explore VENV=.venv would make one)
   endif
