@@ -41,7 +41,8 @@ def offered(names: Sequence[str], choice: int) -> list[int]:
 
 def work(name: str, M: int, N: int) -> tuple[int, int, int] | None:
     """The tiles of C of a candidate, whole clusters of them, into how many pieces of work they are cut, and how many
-    elements of A and B they load for each k, a cluster once and none beyond the matrices; None for a kernel without tiles."""
+    elements of A and B they load for each k, a cluster once and none beyond the matrices; None for a kernel without
+    tiles."""
     tile, cluster, parts = (pattern.search(name) for pattern in (TILE, CLUSTER, PARTS))
     if tile is None:
         return None

@@ -108,7 +108,8 @@ def _tuned_anew(tuning: autotuner.Tuning, record: Record) -> str:
     if chosen is tuning.fastest:
         return ""
     share = f"{100 * tuning.share(chosen):.1f} %"
-    return f" *Measured* is from another run, whose own tuning chose `{spelled(chosen.config)}`: here {share} of that speed."
+    says = f"whose own tuning chose `{spelled(chosen.config)}`: here {share} of that speed."
+    return f" *Measured* is from another run, {says}"
 
 
 def _measured(rung: Rung, record: Record) -> Iterator[str]:
