@@ -3,7 +3,8 @@
 #   PYTHON=python3.12   the interpreter that the environment is made with
 #   CONSTRAINTS=newest  the versions of constraints-newest.txt instead of constraints.txt, in an environment of their
 #                       own, .venv-newest, so that both live side by side; or oldest, or a file. With CUDA: gigabytes
-#   VENV=.venv          where the environment is; VENV=none uses the one that is active and installs nothing
+#   VENV=.venv          where the environment is; VENV=none uses the one that is active and installs nothing. So does
+#                       `make explore` by itself, if another environment is active and none of the above is given
 #   ARGS=...            passed on to the report, the bench or pytest
 #   JOBS=auto           test processes
 #   VERSION=0.2.0       what `make release` cuts before it builds
@@ -24,6 +25,14 @@ VERSIONS := $(or $(wildcard constraints$(addprefix -,$(CONSTRAINTS)).txt),$(wild
 KIND := $(addprefix -,$(basename $(notdir $(CONSTRAINTS))))
 ifeq ($(VERSIONS),)
   $(error CONSTRAINTS=$(CONSTRAINTS): there is neither constraints-$(CONSTRAINTS).txt nor such a file)
+endif
+
+# Three pages need nothing of gigabytes: whoever has activated an environment has installed what they want already.
+ifeq ($(MAKECMDGOALS)|$(origin VENV)|$(origin PYTHON)|$(CONSTRAINTS),explore|undefined|file|)
+  ifneq ($(filter-out $(realpath .venv),$(realpath $(VIRTUAL_ENV))),)
+    VENV := none
+    $(info ==> using the active environment, $(VIRTUAL_ENV); make explore VENV=.venv would make one)
+  endif
 endif
 VENV ?= .venv$(KIND)
 RESULTS := build/test-results$(KIND)
@@ -136,9 +145,12 @@ bench: $(READY) ## measure suites of shapes against cuBLAS, on a GPU (ARGS='squa
 	@'$(PY)' -m perf.bench $(or $(ARGS),all)
 
 explore: $(READY) ## write three pages to play with: what tiles cost on six GPUs, what kernels do in time, a guess against the cost model
-	$(call need,torch triton numpy rich matplotlib pytest)
+	$(call need,torch triton numpy rich matplotlib)
+	@echo '==> page 1 of 3: computing what tiles cost on six GPUs'
 	@'$(PY)' -m perf.ladder.explorer $(ARGS)
+	@echo '==> page 2 of 3: collecting GEMMs to guess the fastest kernel of'
 	@'$(PY)' -m perf.ladder.picker
+	@echo '==> page 3 of 3: compiling and interpreting kernels of the ladder, to play what they do'
 	@'$(PY)' -m perf.ladder.player
 
 # The interpreter is chosen when triton is imported, so its tests run in processes of their own.

@@ -23,6 +23,10 @@ NOTE = (
     "and C written once. Copies of operands are in the bytes, and not in the shares. *Ready* is the share of a warp's "
     "time in which it could issue, and another warp did: where it is large, issue slots are scarce."
 )
+ONE_LAUNCH = (
+    "The profiler times single launches. The ladder waits until the clock has settled, which power lowers for tensor "
+    "cores: so k08 may be faster here than there."
+)
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ def table(record: Record) -> str:
 
 def launch_order(record: Record) -> str:
     """What DRAM carried at LARGE_SIZE, by the order in which programs are launched."""
-    return formats.table_of(
+    table = formats.table_of(
         {
             "rung, tile": f"{one.rung.id}, {tile}",
             "order of tiles": order,
@@ -137,6 +141,7 @@ def launch_order(record: Record) -> str:
         for one in counted(record, LARGE_SIZE)
         for tile, order in [_order(one.launch)]
     )
+    return table and f"{table}\n\n{ONE_LAUNCH}"
 
 
 def _order(launch: CountedLaunch) -> tuple[str, str]:

@@ -42,7 +42,8 @@ def _climb(steps: Sequence[Step]) -> Iterator[str]:
         over = f"{_gain(fp32[-1], tf32):.2f} times {fp32[-1].rung.id}"
         yield f"Tensor cores give {over}: {_name(tf32)}{_of_cublas(tf32)}."
     if tf32 and half:
-        yield f"Half the bytes give {_gain(tf32, half):.2f} times {tf32.rung.id}: {_name(half)}{_of_cublas(half)}."
+        over = f"{_gain(tf32, half):.2f} times {tf32.rung.id}"
+        yield f"Twice the units' rate and no pass over operands give {over}: {_name(half)}{_of_cublas(half)}."
 
 
 def _last_rungs(record: Record, steps: Sequence[Step]) -> Iterator[str]:

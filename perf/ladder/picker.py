@@ -41,15 +41,17 @@ def offered(names: Sequence[str], choice: int) -> list[int]:
 
 def work(name: str, M: int, N: int) -> tuple[int, int, int] | None:
     """The tiles of C of a candidate, whole clusters of them, into how many pieces of work they are cut, and how many
-    elements of A and B they load for each k, a cluster once; None for a kernel without tiles."""
+    elements of A and B they load for each k, a cluster once and none beyond the matrices; None for a kernel without
+    tiles."""
     tile, cluster, parts = (pattern.search(name) for pattern in (TILE, CLUSTER, PARTS))
     if tile is None:
         return None
     m, n = (1, 1) if cluster is None else map(int, cluster.groups())
     rows, columns = (N, M) if "swap_ab" in name else (M, N)
-    clusters = -(-rows // (m * int(tile[1]))) * -(-columns // (n * int(tile[2])))
+    down, across = -(-rows // (m * int(tile[1]))), -(-columns // (n * int(tile[2])))
+    clusters = down * across
     pieces = clusters if parts is None else clusters + int(parts[1]) * (int(parts[2]) - 1)
-    return clusters * m * n, pieces * m * n, clusters * (m * int(tile[1]) + n * int(tile[2]))
+    return clusters * m * n, pieces * m * n, across * rows + down * columns
 
 
 def puzzles(record: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,8 @@ def ladder(record: Record) -> str:
     """Each rung and its fastest twin."""
     rows = [_ladder_row(step) for step in views.ladder(record)]
     columns = ["rung", "precision", "TFLOPS", "of cuBLAS", "twin", "twin's TFLOPS", "rung / twin"]
-    return formats.table([*columns, "error", "registers", "shared KiB", "spills"], rows)
+    registers = f"registers, Triton {record.environment['triton']}"
+    return formats.table([*columns, "error", registers, "shared KiB", "spills"], rows)
 
 
 def ladders(records: Sequence[Record]) -> str:
@@ -117,7 +118,7 @@ def tuning(tuning: Tuning) -> str:
             "TFLOPS": formats.number(timed.tflops),
             "of the fastest": formats.percent(tuning.share(timed)),
             "modelled, scaled": formats.number(tuning.expected(timed)),
-            "registers": timed.registers,
+            f"registers, Triton {tuning.made['triton']}": timed.registers,
             "spills": timed.spills,
         }
         for timed in sorted(tuning.timed, key=lambda timed: -timed.tflops)

@@ -55,6 +55,7 @@ def bounds(results: Results, folder: Path) -> str:
 def occupancy(results: Results, folder: Path) -> str:
     """Programs on an SM of an H100, by each thing that they share."""
     rows: list[list[formats.Cell]] = []
+    tritons = set[str]()
     for name in EXAMPLES:
         row = compiled.row_of(RUNGS[name], HOPPER, RUNGS[name].configs[0])
         assert row is not None
@@ -66,9 +67,11 @@ def occupancy(results: Results, folder: Path) -> str:
             clock_model.THREADS_PER_SM[HOPPER] // threads,
         )
         assert min(by) == row.blocks_per_sm
+        tritons.add(row.triton)
         cells = (row.registers, row.shared // 2**10, threads, *by, min(by))
         rows.append([f"{name}, {row.config}", *cells])
-    columns = ["rung; tile, warps, stages", "registers", "shared KiB", "threads"]
+    (triton,) = tritons
+    columns = ["rung; tile, warps, stages", f"registers, Triton {triton}", "shared KiB", "threads"]
     return formats.table([*columns, "by registers", "by shared memory", "by threads", "programs"], rows)
 
 

@@ -18,6 +18,7 @@ from perf.measure import environment
 from perf.pages import exercises, rung_diff
 from perf.pages.results import Results
 from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder.command import spelled
 
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 TUNED = (
@@ -96,8 +97,19 @@ def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:
     """What the autotuner timed on one GPU, in words and in a picture; nothing if that is not recorded."""
     for tuning in autotuner.shown(record):
         if tuning.rung == rung:
-            yield autotuner.says(tuning)
+            yield autotuner.says(tuning) + _tuned_anew(tuning, record)
             yield picture(record, autotuner.picture(rung), f"Every configuration of {rung.id}", folder)
+
+
+def _tuned_anew(tuning: autotuner.Tuning, record: Record) -> str:
+    """That *Measured* has another configuration, and why; nothing if it has the fastest of this tuning."""
+    step = next((step for step in views.ladder(record) if step.rung == tuning.rung), None)
+    chosen = next((one for one in tuning.timed if step and str(one.config) == step.own.config), tuning.fastest)
+    if chosen is tuning.fastest:
+        return ""
+    share = f"{100 * tuning.share(chosen):.1f} %"
+    says = f"whose own tuning chose `{spelled(chosen.config)}`: here {share} of that speed."
+    return f" *Measured* is from another run, {says}"
 
 
 def _measured(rung: Rung, record: Record) -> Iterator[str]:

@@ -281,7 +281,8 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
       const bars = (axis) => [...document.querySelectorAll(`#${axis} .bars button`)].map((bar) => bar.innerText);
       const asked = bars("num_stages"), records = element("records").open;
       document.querySelectorAll("#num_stages .bars button")[1].click();
-      const guessed = document.querySelector("#num_stages .told").textContent, others = bars("num_warps");
+      const told = () => document.querySelector("#num_stages .told").textContent;
+      const guessed = told(), others = bars("num_warps");
       const before = element("verdict").textContent;
       document.querySelector("#GROUP_M input").scrollIntoView({ block: "end" });
       slider.value = 3; slider.dispatchEvent(new Event("input"));
@@ -291,6 +292,7 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
         wide: document.documentElement.scrollWidth, top: box.top, bottom: box.bottom, height: innerHeight, y: scrollY,
         text: slider.getAttribute("aria-valuetext"), hash: location.hash,
         hidden: element("measured").scrollWidth - element("measured").parentNode.clientWidth,
+        other: stagesAlike("num_warps", [1, 1]) + stagesAlike("num_stages", [2, 1]),
         asked, guessed, others, records, bars: bars("num_stages"),
         dark: getComputedStyle(document.body).backgroundColor }), "*");"""
     page, dark = explorer.page(found), "--blink-settings=preferredColorScheme=0"
@@ -306,7 +308,8 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
     times = [found.at("time", **{**where, "num_stages": n}) for n in explorer.AXES["num_stages"]]
     assert seen["bars"] == [formats.number(time) for time in times]
     assert seen["asked"] == [*"123456"] and seen["others"] == ["4", "8"] and not seen["records"]
-    assert seen["guessed"] == f"You said 2: {formats.number(times[1])} us. All are alike."
+    assert seen["guessed"].startswith(f"You said 2: {formats.number(times[1])} us. All are alike. The model counts no ")
+    assert seen["guessed"].endswith(" measured times of k05 and k06 differ.") and seen["other"] == ""
     assert seen["y"] > 100 and 0 <= seen["top"] < seen["bottom"] < seen["height"] / 3
     assert max(map(int, re.findall(r"\d+", seen["dark"]))) < 64
     assert '<div id="verdict" role="status" aria-live="polite"' in page

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from perf.common import formats
+from perf.ladder import autotuner, views
 from perf.ladder.drawings import pictures
+from perf.ladder.record import Record
 from perf.measure import environment
 from perf.pages import __main__ as pages
 from perf.pages import blocks, limits, rung_page
@@ -32,6 +34,18 @@ def test_a_table_has_words_to_the_left_and_figures_to_the_right() -> None:
 
 def test_pages_show_the_results_that_are_committed() -> None:
     assert pages.stale() == []
+
+
+def test_a_page_says_where_two_runs_chose_differently() -> None:
+    record = Record.read(environment.RESULTS / "h200")
+    chosen = {step.rung.id: step.own.config for step in views.ladder(record)}
+    tunings = autotuner.shown(record)
+    differ = [tuning for tuning in tunings if chosen[tuning.rung.id] != str(tuning.fastest.config)]
+    assert 0 < len(differ) < len(tunings)
+    for tuning in tunings:
+        (share,) = [tuning.share(one) for one in tuning.timed if str(one.config) == chosen[tuning.rung.id]]
+        told = "".join(rung_page._tuned(tuning.rung, record, environment.ROOT))
+        assert (f": here {100 * share:.1f} % of that speed." in told) == (tuning in differ) == ("another run" in told)
 
 
 def test_pages_are_filled_between_their_markers_only(tmp_path: Path) -> None:

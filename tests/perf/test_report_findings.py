@@ -44,7 +44,10 @@ def record(tmp_path: Path) -> Record:
 def test_findings_are_computed_from_the_record(record: Record) -> None:
     said = " ".join(findings.sentences(record))
     assert "k11 (warp-specialised) reaches 440 TFLOPS" in said
-    assert "Half the bytes give 2.00 times k07: k08 (FP16/BF16 tensor cores, 400 TFLOPS)" in said
+    assert (
+        "Twice the units' rate and no pass over operands give 2.00 times k07: k08 (FP16/BF16 tensor cores, 400 TFLOPS)"
+        in said
+    )
     assert "The last rungs, k09, k10 and k11, give +10.0 % at 4096 and +50.0 % at 1024 over k08." in said
     assert "At 1024, k11 (warp-specialised) alone gives +20.0 % over k10." in said
     assert "At 1400, no multiple of 16, k09 (persistent) falls to 40 TFLOPS, and k10 (TMA) keeps 260." in said
@@ -69,7 +72,7 @@ def test_what_the_record_lacks_is_left_out(what: str, record: Record) -> None:
     assert ("at 1024 over" in said) == (what in ("fp32", "tf32"))
     assert ("On fp32 units" in said) == (what in ("1024", "tf32", "half"))
     assert ("Tensor cores give" in said) == (what in ("1024", "half"))
-    assert ("Half the bytes" in said) == (what in ("1024", "fp32"))
+    assert ("Twice the units" in said) == (what in ("1024", "fp32"))
     assert "None" not in said and report_page.texts(record, [])
 
 

@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
-def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def make(*arguments: str, folder: Path = ROOT, **given: str) -> subprocess.CompletedProcess[str]:
     """`make` as in a new shell: the make that started this test hands down what it was called with."""
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     command = ["make", "--no-print-directory", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=folder, env=environment | given, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -76,6 +76,29 @@ def test_an_environment_is_brought_up_to_date_when_its_versions_change(checkout:
         os.utime(checkout / name, (complete.stat().st_mtime - 1,) * 2)
     os.utime(checkout / "constraints.txt", (complete.stat().st_mtime + 1,) * 2)
     assert not installs(checkout, "CONSTRAINTS=newest")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "active", "used"),
+    [
+        (("explore",), "mine", True),
+        (("explore",), "", False),
+        (("explore",), ".venv", False),
+        *[(("explore", given), "mine", False) for given in ("VENV=.venv", "CONSTRAINTS=newest", "PYTHON=python3")],
+        *[(goals, "mine", False) for goals in (("explore", "report"), ("check",), ())],
+    ],
+)
+def test_exploring_alone_uses_the_environment_that_is_active(
+    arguments: tuple[str, ...], active: str, used: bool, checkout: Path
+) -> None:
+    (checkout / ".venv").mkdir()
+    given = {"VIRTUAL_ENV": str(checkout / active)} if active else {}
+    done = make("--dry-run", *arguments, folder=checkout, **given)
+    assert done.returncode == 0, done.stderr
+    assert (f"==> using the active environment, {checkout / active};" in done.stdout) == used
+    assert ("pip install" in done.stdout) == (bool(arguments) and not used)
+    if used:
+        assert re.findall("^'python3' -m (.*)", done.stdout, re.MULTILINE)[0].startswith("perf.ladder.explorer")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ Came out: lower over k05, as two to four programs on an SM had hidden part of th
 Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for copies of A, and of a B that is not
     row-major, whose elements would be loaded one by one.
 Tuning: num_stages: each is one more k-tile in shared memory, and one more load under way. Triton keeps num_stages - 1
-    slots here, because FFMAs multiply a k-tile that is in registers already. Where tensor cores read shared memory, as
-    in k08 on Hopper, it keeps num_stages slots. More stages than latency needs give nothing. They cost where shared
-    memory, and not registers, limits the programs on an SM.
+    slots here, because a copy into a slot starts after the FFMAs of the k-tile that was there. In k08 on Hopper tensor
+    cores still multiply a k-tile when the next copy starts, so it keeps num_stages slots. More stages than latency
+    needs give nothing. They cost where shared memory, and not registers, limits the programs on an SM.
 Bound by: issue slots of the FP32 pipes: for 64 FFMAs a thread also issues 5 shared loads and some address arithmetic.
 Next: more speed needs other arithmetic; k07 uses the tensor cores.
 

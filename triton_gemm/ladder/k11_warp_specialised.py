@@ -11,6 +11,8 @@ Why: in k10 the same warps issue copies, wait for them, feed the tensor cores an
     four warps, of which one works.)
 Predicts: loads hide the epilogue's stores, and no issue slots are lost between `wgmma`s: 1.05 times k10, 1.00 of
     cuBLAS.
+Came out: lower. The counters say that k10's tensor cores are as busy already, so what k11 takes away did not bind k10:
+    the issue slots and the stores. At 1024^3 it gives more than predicted.
 Requires: fp16 or bf16, sm_90 (`wgmma`); operands as k10.
 Tuning: the depth of the ring against the tile. Three slots of 128 x 256 fill shared memory. Smaller tiles have more:
     five of 128 x 128 and six of 64 x 128, where six and eight would fit. The load partition runs that far ahead.
