@@ -44,7 +44,8 @@ def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
     Every launch is counted, in all threads of the process: of this package's functions and modules, of torch's where
     they are routed (`use`), of backwards and of compiled functions. A CUDA graph counts once, when it is captured. The
     file holds shapes, strides, dtypes and epilogues, and no data. It is written when the block ends, also by an
-    exception, and replaces an existing file. A block without a GEMM warns. Meanwhile Python launches all calls, which C++ would launch faster.
+    exception, and replaces an existing file. A block without a GEMM warns. Meanwhile Python launches all calls, which
+    C++ would launch faster.
 
     Args:
         path: The file. A relative path, or a link, is resolved when the block begins.
