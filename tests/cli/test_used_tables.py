@@ -1,16 +1,19 @@
-"""`triton-gemm cache show`, `cache verify` and `doctor` count those entries of tables that calls run."""
+"""`triton-gemm cache show`, `cache verify` and `doctor` count those entries of tables that calls run, and `warmup` the
+kernels that kits have."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_cli import H200, document, words_of
+from tests.support.table_fakes import problem_of
 from triton_gemm import compat, tables
 from triton_gemm.reporting import storage
-from triton_gemm.runtime import kit, kits, native_file, policies
+from triton_gemm.runtime import kit, kits, native_build, native_file, policies, precompile
 from triton_gemm.selection import generation
 from triton_gemm.tables import files
 
@@ -64,3 +67,17 @@ def test_an_older_triton_uses_what_a_kit_has(shipped: files.Table, monkeypatch: 
     assert not any(x["used"] for x in document("cache", "show", "--device", "h200")["entries"])
     assert "not used here: it is of Triton 3.9" in words_of("cache", "verify", "--device", "h200")
     assert "are not used" in next(says for _, says, *_ in storage.stored((H200,)))
+
+
+def test_warmup_counts_what_kits_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GEMM that the kit serves has nothing to compile, and one that it does not serve has nothing in kits."""
+    monkeypatch.setattr(precompile, "build_driver_module", lambda _: None)
+    monkeypatch.setattr(native_build, "ahead", lambda: None)
+    served, other = problem_of(4096, 4096, 4096), problem_of(100, 60, 40)
+    assert policies.choose(served, H200).kit and not kits.serves(other, H200, policies.choose(other, H200))
+    call = ("warmup", "--device", "h200", "--out", tmp_path / "cache", "--shapes")
+    found = document(*call, "4096x4096x4096")
+    assert (found["kernels"], found["compiled"], found["in_kits"]) == (0, 0, 1)
+    assert "kits have 1 kernel more, which need no compiling" in words_of(*call, "4096x4096x4096")
+    left: set[Hashable] = set()
+    assert len(precompile.gather([served, other], [H200], of_kits=False, left_out=left)[0][9, 0]) == len(left) == 1
