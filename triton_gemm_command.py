@@ -6,6 +6,7 @@ This is no part of the package, whose import has torch's. `triton_gemm.cli` has 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ COMMANDS = {
     "bench": "Measure suites of shapes against cuBLAS: the same as `python -m perf.bench`.",
     "cache": "List, show, share and check tables of measured choices.",
 }
+OLDEST_TYPER = (0, 19)
+NEEDS = "the command line needs typer 0.19 or newer, and rich: pip install 'typer>=0.19' rich"
 
 
 def main() -> None:
@@ -32,7 +35,7 @@ def main() -> None:
     if sys.argv[1:] in ([], ["-h"], ["--help"]):
         try:
             app = group()
-        except ModuleNotFoundError:  # typer or rich, of which the package has words
+        except ModuleNotFoundError:  # typer or rich, and the package says so
             pass
         else:
             for name, says in COMMANDS.items():
@@ -58,10 +61,13 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> None:
 
 
 def group(**how: Any) -> typer.Typer:
-    """The command without its commands. how: as `typer.Typer` takes them."""
+    """The command without its commands. how: as `typer.Typer` takes them. ModuleNotFoundError where typer or rich is
+    missing, or typer is too old."""
     import rich  # noqa: F401
     import typer
 
+    if tuple(map(int, re.findall(r"\d+", typer.__version__)[:2])) < OLDEST_TYPER:
+        raise ModuleNotFoundError(NEEDS, name="typer")
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,

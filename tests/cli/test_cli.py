@@ -475,7 +475,7 @@ def test_tables_of_other_tritons_are_shown_as_not_used(folder: Path, monkeypatch
     monkeypatch.setattr(files, "TRITON", "9.9")
     (entry,) = document("cache", "show", "--device", "h200")["entries"]
     assert entry["triton"] != "9.9" and not entry["used"]
-    assert f"not used here: entries of Triton {entry['triton']}, as this is 9.9" in words_of(
+    assert f"not used here: 1 entry of Triton {entry['triton']}, as this is 9.9" in words_of(
         "cache", "show", "--device", "h200"
     )
 
@@ -488,8 +488,11 @@ def test_entries_that_are_left_out_are_shown_as_not_used(folder: Path) -> None:
         entries = document("cache", "show", *where)["entries"]
         assert {entry["problem"]["M"]: entry["used"] for entry in entries} == {512: True, 64: False}
         shown = words_of("cache", "show", *where)
-        assert "not used here: 64x1024x2048 bf16 nn, " in shown and "other bits than the model's choice" in shown
+        assert "not used here: 64x1024x2048 bf16 nn, " in shown and "it gives other bits than" in shown
         assert "not used here: 512" not in shown and "of Triton" not in shown
+    (report,) = document("cache", "verify", "--device", "h200")["tables"]
+    assert (report["used"], report["entries"], report["faults"]) == (1, 2, [])
+    assert "2 entries, 1 used here" in words_of("cache", "verify", "--device", "h200")
 
 
 def test_a_fault_fails_verify(folder: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+import triton_gemm
 import triton_gemm_command
 from tests.cli.test_cli import CACHE, COMMANDS, call, document, words_of
 from triton_gemm import cli
@@ -39,6 +41,14 @@ def test_all_other_words_are_for_the_package(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(sys, "argv", ["triton-gemm", *words])
         triton_gemm_command.main()
     assert main.call_count == 3
+
+
+@pytest.mark.parametrize("command", ["tune --dry-run", "warmup", "compare"])
+def test_an_empty_recording_says_how_to_record(command: str, tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="no GEMM"), triton_gemm.record_shapes(file := tmp_path / "shapes.json"):
+        pass
+    error = document(*command.split(), "--shapes-from", file, code=2)["error"]
+    assert "shapes.json has no GEMM; this package's calls are recorded, and torch's own under use()" in error
 
 
 def test_fp8_on_a_gpu_without_it_is_no_question_of_scales() -> None:

@@ -216,10 +216,17 @@ def test_what_a_wheel_cannot_run_says_what_it_needs(installed: Installed) -> Non
     assert done.returncode == 0 and done.stdout.startswith("k06 pipelined")
 
 
-@pytest.mark.parametrize("package", ["typer", "rich"])
-def test_the_command_says_what_it_needs(package: str, installed: Installed) -> None:
-    hidden = f"import sys; sys.modules[{package!r}] = None; from triton_gemm.cli import main; main()"
-    words = "the command line needs typer and rich: pip install typer rich"
+@pytest.mark.parametrize(
+    "without",
+    [
+        *('import sys; sys.modules["typer"] = None', 'import sys; sys.modules["rich"] = None'),
+        'import typer; typer.__version__ = "0.12.5"',
+    ],
+)
+def test_the_command_says_what_it_needs(without: str, installed: Installed) -> None:
+    hidden = f"{without}; from triton_gemm.cli import main; main()"
+    words = "the command line needs typer 0.19 or newer, and rich: pip install 'typer>=0.19' rich"
+    assert 'cli = ["typer>=0.19", "rich' in (ROOT / "pyproject.toml").read_text()
     for call in (("--help",), ("doctor", "--quiet"), ("explain", "--json")):
         done = installed.run("-c", hidden, *call)
         assert (done.returncode, done.stderr) == (1, f"error: {words}\n")

@@ -449,6 +449,7 @@ def test_an_older_triton_uses_tables_of_the_kits(older_triton: None) -> None:
     clustered = ((x, of) for x, of in table.entries.items() if getattr(of.algorithm.config, "ctas", 1) > 1)
     problem, entry = next(clustered)
     by_table = replace(entry.selection(problem, "shipped table"), kit=True)
+    without = policies.left_out(problem, H100, entry, table)
     with policies.policy("cached"):
         assert policies.choose(problem, H100).source == "model"
         before = fingerprint.selection_fingerprint(H100, parts=True)
@@ -456,6 +457,7 @@ def test_an_older_triton_uses_tables_of_the_kits(older_triton: None) -> None:
         found = policies.choose(problem, H100)
         after = fingerprint.selection_fingerprint(H100, parts=True)
     assert (found.algorithm, found.source, found.kit) == (by_table.algorithm, "shipped table", True)
+    assert "of Triton 3.9" in (without or "") and policies.left_out(problem, H100, entry, table) is None
     with policies.policy("error"):
         assert policies.choose(problem, H100) == found
     with policies.policy("model"):

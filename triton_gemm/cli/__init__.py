@@ -1,7 +1,7 @@
 """The command `triton-gemm`: a thin layer over functions that return plain data, a file for each group of commands.
 
-It needs typer and rich, which `import triton_gemm` does not: `pip install typer rich`. Without them only `doctor`
-runs.
+It needs typer and rich, which `import triton_gemm` does not: `pip install 'typer>=0.19' rich`. Without them only
+`doctor` runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from triton_gemm_command import run
+from triton_gemm_command import NEEDS, run
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -29,16 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _alone(arguments: Sequence[str]) -> NoReturn:
     """Runs `doctor`, and says of other commands what they need."""
-    words = "the command line needs typer and rich: pip install typer rich"
     as_json = "--json" in arguments
     if [x for x in arguments if x != "--json"] != ["doctor"]:
         if as_json:
-            print(json.dumps({"error": words}))
-        sys.exit(f"error: {words}")
+            print(json.dumps({"error": NEEDS}))
+        sys.exit(f"error: {NEEDS}")
     from ..reporting.doctor import examine
 
     found = examine()
-    print(json.dumps(found.document(), indent=1) if as_json else printable(f"{found}\n{words}"))
+    print(json.dumps(found.document(), indent=1) if as_json else printable(f"{found}\n{NEEDS}"))
     sys.exit(found.broken)
 
 

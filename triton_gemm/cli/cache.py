@@ -12,8 +12,7 @@ from rich.console import Console
 from .. import tables
 from ..calibration import kept
 from ..hardware.device import DeviceInfo
-from ..problem import GemmProblem
-from ..runtime import native_file
+from ..runtime import native_file, policies
 from ..tables import files
 from ..tables import learned as learned_tables
 from ..tables.files import Table
@@ -91,8 +90,8 @@ def show(
 ) -> None:
     """Show the entries of a table, or of all tables of a GPU: for each GEMM the kernel and its gain.
 
-    Entries that are not used are listed below: those of another version of Triton, those that cannot run, and those
-    with other bits than the model's choice.
+    Entries that are not used are listed below: those of another version of Triton whose kernels no kit has, those that
+    cannot run, and those with other bits than the model's choice.
     """
     shown, wrong, info = _table(file) if file else _tables_of(words.device(device))
     rows = [
@@ -102,12 +101,13 @@ def show(
             "whose": whose,
             "bits": table.bits,
         }
-        | {"triton": table.triton, "used": _is_used(problem, entry, table, info)}
+        | {"triton": table.triton, "why_not": policies.left_out(problem, info, entry, table)}
         | plain(entry)
         | {"selection": str(entry.selection(problem, whose)).partition(":")[0], "gain": entry.default_us / entry.us - 1}
         for whose, table in shown
         for problem, entry in table.entries.items()
     ]
+    rows = [row | {"used": row["why_not"] is None} for row in rows]
 
     def render(console: Console) -> None:
         columns = ("GEMM", "kernel and configuration", "bits", "Triton", "measured", "us", "model's us", "gain")
@@ -125,14 +125,18 @@ def show(
         for x in (x for x in rows if x.get("samples")):
             how = "nothing was faster" if x["us"] == x["default_us"] else f"in place of {x['default']}"
             console.print(f"{x['text']}: learned in service from {x['samples']} samples: {how}", soft_wrap=True)
-        unused = [x for x in rows if not x["used"]]
-        for version in sorted({str(x["triton"]) for x in unused} - {files.TRITON}):
-            model = "the model chooses for these GEMMs"
-            console.print(f"not used here: entries of Triton {version}, as this is {files.TRITON}: {model}")
-        for x in unused:
-            if x["triton"] == files.TRITON:
-                why = "it cannot run, or has other bits than the model's choice"
-                console.print(f"not used here: {x['text']}, {x['selection']}: {why}")
+        foreign = [x for x in rows if x["triton"] != files.TRITON]
+        for version in sorted({x["triton"] for x in foreign}):
+            of = [x for x in foreign if x["triton"] == version]
+            used, says = sum(x["used"] for x in of), f"of Triton {version}, as this is {files.TRITON}"
+            if used:
+                console.print(f"used here: {used} of {len(of)} entries {says}: a kit has their kernels")
+            if used < len(of):
+                unused = output.counted(len(of) - used, "entry", "entries")
+                console.print(f"not used here: {unused} {says}: the model chooses for these GEMMs")
+        for x in rows:
+            if not x["used"] and x not in foreign:
+                console.print(f"not used here: {x['text']}, {x['selection']}: {x['why_not']}")
         for path, why in wrong.items():
             console.print(f"{path}: {why}")
 
@@ -158,10 +162,6 @@ def _tables_of(device: DeviceInfo) -> _Shown:
 def _fewest(entry: Entry) -> str:
     """The beginning of a range of rows, as in 385-512x4096x4096."""
     return f"{entry.least_rows}-" if entry.least_rows else ""
-
-
-def _is_used(problem: GemmProblem, entry: Entry, table: Table, device: DeviceInfo) -> bool:
-    return table.triton == files.TRITON and tables.serves(problem, device, entry, table.bits)
 
 
 @app.command("export")
@@ -222,14 +222,17 @@ def _counted(count: int, where: Path | None, as_json: bool) -> None:
 def verify(device: words.Device = None, as_json: output.Json = False) -> None:
     """Check every table: can it be read, and can this GPU run each entry? Exit status 1 if not.
 
-    A table of another GPU or version of Triton is not used here, and is not a fault.
+    A table of another GPU is not used here, and is not a fault. Of a table of another version of Triton those entries
+    are used whose kernels a kit has.
     """
-    reports = tables.verify(words.device(device))
+    info = words.device(device)
+    reports = tables.verify(info)
     found: list[dict[str, Any]] = [
         {
             "file": x.path,
             "whose": x.source,
             "entries": x.entries,
+            "used": _used(x.table, info),
             "faults": [fault for fault in x.faults if fault != x.elsewhere],
             "elsewhere": x.elsewhere or None,
         }
@@ -238,7 +241,11 @@ def verify(device: words.Device = None, as_json: output.Json = False) -> None:
 
     def render(console: Console) -> None:
         for x in found:
-            state = "; ".join(x["faults"]) or (f"not used here: {x['elsewhere']}" if x["elsewhere"] else "good")
+            used = "good" if x["used"] == x["entries"] else f"{x['used']} used here"
+            if x["elsewhere"]:
+                used = f"{x['used']} used here, though {x['elsewhere']}: a kit has their kernels"
+            unused = f"not used here: {x['elsewhere'] or 'they cannot run, or have other bits than the model'}"
+            state = "; ".join(x["faults"]) or (used if x["used"] or not x["entries"] else unused)
             console.print(f"{Path(x['file']).name}: {x['entries']} entries, {state}")
         if not found:
             console.print(f"there is no table in {tables.folder()}, and none came with the package")
@@ -246,6 +253,13 @@ def verify(device: words.Device = None, as_json: output.Json = False) -> None:
     output.show({"tables": found}, as_json, render)
     if any(x["faults"] for x in found):
         raise typer.Exit(output.FAILED)
+
+
+def _used(table: Table | None, device: DeviceInfo) -> int:
+    """How many entries of a table are used on a device."""
+    if table is None or table.silicon != tables.Silicon.of(device):
+        return 0
+    return sum(policies.left_out(x, device, entry, table) is None for x, entry in table.entries.items())
 
 
 @app.command("clear")

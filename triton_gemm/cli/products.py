@@ -94,7 +94,9 @@ def recorded(path: Path) -> list[GemmProblem]:
     """The problems of a file of `record_shapes`, the most called first."""
     if not path.is_file():
         raise output.wrong_call(f"--shapes-from: there is no file {path}")
-    return list(tuning().read_shapes(path))
+    if not (found := tuning().read_shapes(path)):
+        raise output.wrong_call(f"--shapes-from: {path} has no GEMM; {tuning().recording.HOW}")
+    return list(found)
 
 
 def tuning() -> Any:

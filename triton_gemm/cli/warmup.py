@@ -114,6 +114,7 @@ def warmup(
         lines = [
             f"{output.counted(made.kernels, 'kernel')} for {wanted} in {made.cache}",
             f"{made.compiled} compiled in {made.seconds:.0f} s, {made.kernels - made.compiled} were compiled before",
+            f"kits have {output.counted(made.in_kits, 'kernel')} more, which need no compiling",
             f"Triton's driver module: {made.driver_module or 'built'}",
             f"the extension that launches repeated calls: {extension or 'built'}",
         ]

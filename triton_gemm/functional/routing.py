@@ -45,6 +45,7 @@ from .rules import expands
 ROUTED = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 KEY = "CPU" if INTERPRETED else "CUDA"
 OURS = "triton_gemm"
+AUTOLOAD = "triton_gemm_autoload"  # the owner of the rule of TRITON_GEMM_USE=1
 BY_TABLE = "faster by table"  # why torch computes what a table says it is faster at
 OVERLAP, NEGATIVE = OF_OUT = "out may overlap an operand", "out is a negative view"  # no other call need be so
 NOT_COMPILED, NOT_ROUTED = "its kernel is not compiled yet", "torch: it is not routed"
@@ -229,19 +230,20 @@ def _kinds(function: str, name: str, given: Kind | Collection[Kind]) -> frozense
 
 @hide_from_dynamo
 def disable() -> None:
-    """Ends the `enable` of the package that calls this, or the innermost rule where it has none.
+    """Ends the `enable` of the package that calls this, or if it has none that of TRITON_GEMM_USE=1.
+
+    Blocks of `use`, and what other packages have enabled, stay.
 
     Raises:
-        RuntimeError: Nothing is routed.
+        RuntimeError: There is neither.
     """
-    owner = _caller()
-    if own := [x for x in list(_rules) if x.owner == owner]:
-        return _end(own[-1])
-    try:
-        _by_cpp.change(_rules, _rules.pop)
-    except IndexError:
-        raise RuntimeError("disable(): nothing is routed") from None
-    turns.end()
+    rules, owner = list(_rules), _caller()
+    own = [x for x in rules if x.owner == owner] or [x for x in rules if x.owner == AUTOLOAD]
+    if not own:
+        who = ", ".join(sorted({x.owner or "a block of use()" for x in rules}))
+        why = f"{owner} has enabled nothing, and what {who} began stays" if rules else "nothing is routed"
+        raise RuntimeError(f"disable(): {why}")
+    _end(own[-1])
 
 
 @contextmanager

@@ -30,6 +30,9 @@ def activation(function: str, name: str | None) -> None:
 def gate(function: str, name: str | None, x: torch.Tensor | None, weights: str) -> str:
     """What an activation, which must be a gate's, applies to the product of `x`. weights: the shapes and the names of
     the two, of which the second is x."""
+    gated = next((gate for gate, of in GATES.items() if of == name), None)
+    if gated is not None:
+        raise ValueError(f'{function}(): with a gate activation must be "{gated}", the gate of {name}, not {name!r}')
     arguments.one_of(function, "activation", name, tuple(GATES))
     assert name is not None
     if x is None:

@@ -122,7 +122,8 @@ def _filesystem(path: Path) -> str:
 def stored(devices: tuple[DeviceInfo, ...]) -> Found:
     """Tables and models that these GPUs use, or do not and why. Without a GPU the faults of files, and their number."""
     reports = tables.verify(devices[0]) if devices else []
-    reports = [report for report in reports if report.source == "user's table" or not report.elsewhere]
+    of_kits = [x for x in reports if x.elsewhere and _is_of_a_kits_triton(x, devices[0])]
+    reports = [x for x in reports if x.source == "user's table" or not x.elsewhere or x in of_kits]
     listed = tables.listed()
     shipped = {contents.table.triton for source, _, contents in listed if source == "shipped table" and contents.table}
     capabilities = {device.capability for device in devices} or {*kits.NAMES}
@@ -136,7 +137,10 @@ def stored(devices: tuple[DeviceInfo, ...]) -> Found:
             yield "note", f"{path}: {contents.wrong[1]}", _advice(path, "move the file away, or delete it")
     for report in reports:
         faults = [fault for fault in report.faults if fault != report.elsewhere]
-        if report.elsewhere:
+        if report in of_kits:
+            says = f"{report.path.name}: {report.entries} entries, {report.source}"
+            yield "good", f"{says}; {report.elsewhere}: an entry is used where a kit has its kernels"
+        elif report.elsewhere:
             yield "note", f"{report.path.name} is not used here: {report.elsewhere}"
         elif faults:
             says = f"{report.path.name}: {faults[0][:200]}{f', and {len(faults) - 1} more' if faults[1:] else ''}"
@@ -157,6 +161,11 @@ def stored(devices: tuple[DeviceInfo, ...]) -> Found:
     if not devices or not reports:
         count = sum(contents.table is not None for _, _, contents in listed)
         yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")
+
+
+def _is_of_a_kits_triton(report: tables.Report, device: DeviceInfo) -> bool:
+    of = report.table
+    return bool(of and of.silicon == tables.Silicon.of(device) and of.triton in kits.others(device.capability))
 
 
 def _advice(path: Path, advice: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from dataclasses import replace
 from functools import lru_cache
@@ -32,7 +32,9 @@ from ..problem import GemmProblem
 from ..selection import batch_invariance, generation
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection, about, illegal, ranked, remembered
-from ..tables.files import BITS, Bits
+from ..tables import files
+from ..tables.files import BITS, Bits, Table
+from ..tables.records import Entry
 from . import kits
 
 PolicyName = Literal["model", "cached", "tune", "error"]
@@ -81,6 +83,17 @@ def _only(name: str) -> Callable[[GemmProblem, DeviceInfo], str]:
 def _class_by_model(problem: GemmProblem, device: DeviceInfo) -> str:
     """The class of bits of the model's choice."""
     return bit_class(problem, by_model(problem, device))
+
+
+def _class_by_kits(problem: GemmProblem, device: DeviceInfo) -> str:
+    """Likewise in the forms of kits."""
+    return bit_class(problem, remembered(problem, device, True))
+
+
+def _class_of_default(problem: GemmProblem, device: DeviceInfo) -> str:
+    """The class of bits that entries of the installed Triton must have: of a kit's Triton's entry, else the model's."""
+    of_kits = _from_tables_of_kits(problem, device, "same")
+    return bit_class(problem, of_kits or by_model(problem, device))
 
 
 def current_policy() -> Policy:
@@ -298,12 +311,29 @@ def _from_tables_of_kits(problem: GemmProblem, device: DeviceInfo, bits: Bits) -
     """What tables of a kit's Triton say, where that is not the installed one and kits hold the kernels."""
     for triton in kits.others(device.capability):
         with forms.of_kits():
-            alone = problem.to_choose_for()
-            wanted = _only(bit_class(alone, remembered(alone, device, True))) if bits == "same" else None
-            found = tables.lookup(alone, device, bits, wanted, triton)
+            found = tables.lookup(
+                problem.to_choose_for(), device, bits, _class_by_kits if bits == "same" else None, triton
+            )
             if found is not None and kits.holds(problem, device, found, foreign=True):
                 return replace(found, kit=True)
     return None
+
+
+def left_out(problem: GemmProblem, device: DeviceInfo, entry: Entry, table: Table) -> str | None:
+    """Why `choose` leaves out a table's entry for its own problem, or None. An entry of another table may be asked
+    before it."""
+    foreign = table.triton != files.TRITON
+    if foreign and table.triton not in kits.others(device.capability):
+        return f"it is of Triton {table.triton}, and this is {files.TRITON}"
+    only = None if table.bits == "any" else _class_by_kits if foreign else _class_of_default
+    with forms.of_kits() if foreign else nullcontext():
+        try:
+            why = tables.left_out(problem, device, entry, only)
+        except RuntimeError as error:  # the model has no choice
+            return str(error)
+        if not why and foreign and not kits.holds(problem, device, entry.selection(problem, ""), foreign=True):
+            why = f"it is of Triton {table.triton}, and no kit has its kernels"
+    return why
 
 
 def _with_bits_of(plain: Selection, problem: GemmProblem, device: DeviceInfo) -> Selection:

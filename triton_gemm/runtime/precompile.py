@@ -25,7 +25,7 @@ from ..kernels.launch import Launch, compiled
 from ..problem import GemmProblem
 from ..selection.select import Selection
 from .background import held
-from .binaries import SCALARS, identity, launches_on, operands_of
+from .binaries import SCALARS, identities, identity, launches_on, operands_of
 from .plan import selection_for
 from .worker import error_line
 
@@ -39,7 +39,7 @@ class Precompiled:
     """What was compiled. kernels: how many there are; compiled: of those, how many were not in the cache before;
     problems: how many were given; failures: of problem or kernel, a sentence each; driver_module: why Triton's driver
     module was not built, so that the machine with the GPU needs a C compiler, or None; cache: the folder of Triton's
-    cache; seconds: that it took."""
+    cache; seconds: that it took; in_kits: how many more kernels kits have, which nothing compiles."""
 
     kernels: int
     compiled: int
@@ -48,6 +48,7 @@ class Precompiled:
     seconds: float
     failures: tuple[str, ...] = field(default=())
     driver_module: str | None = None
+    in_kits: int = 0
 
 
 def compilables(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> dict[Hashable, Compilable]:
@@ -65,9 +66,11 @@ def gather(
     also: Callable[[GemmProblem, DeviceInfo], Iterable[Selection]] = lambda problem, device: (),
     invariants: Mapping[GemmProblem, Collection[bool | None]] = MappingProxyType({}),
     of_kits: bool = True,
+    left_out: set[Hashable] | None = None,
 ) -> tuple[dict[tuple[int, int], dict[Hashable, Compilable]], list[str]]:
     """What problems launch, by compute capability and `identity`, and a sentence for each that cannot be launched.
-    Arguments, and RuntimeError, as `precompile`. of_kits: also what was chosen because a kit holds it."""
+    Arguments, and RuntimeError, as `precompile`. of_kits: also what was chosen because a kit holds it; else `left_out`
+    gets its kernels' identities."""
     if INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET=1 has Triton interpret kernels, and nothing is compiled: unset it")
     failures: list[str] = []
@@ -88,6 +91,8 @@ def gather(
             continue
         for selection in selections:
             if selection.kit and not of_kits:
+                if left_out is not None:
+                    left_out |= {(device.capability, x) for x in identities(device, problem, selection)}
                 continue
             try:
                 of_capability |= compilables(device, problem, selection)
@@ -145,7 +150,9 @@ def precompile(
     Nothing may be launched meanwhile. Raises RuntimeError where Triton interprets kernels.
     """
     begin = time.perf_counter()
-    wanted, failures = gather(problems, devices, selecting=selecting, also=also, invariants=invariants, of_kits=False)
+    in_kits: set[Hashable] = set()
+    how: dict[str, Any] = {"selecting": selecting, "also": also, "invariants": invariants}
+    wanted, failures = gather(problems, devices, of_kits=False, left_out=in_kits, **how)
     total = sum(map(len, wanted.values()))
     found: dict[str, bool] = {}
     done = 0
@@ -169,4 +176,5 @@ def precompile(
         seconds=time.perf_counter() - begin,
         failures=tuple(dict.fromkeys(failures)),
         driver_module=build_driver_module(cache),
+        in_kits=len(in_kits),
     )

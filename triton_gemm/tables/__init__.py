@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -126,15 +126,22 @@ def lookup(
     _check("lookup", device, bits, problem)
     arguments.callback("lookup", "only", only)
     for source, entry in _held(problem, device, bits, triton):
-        why = illegal(problem, device, entry.algorithm)
+        why = left_out(problem, device, entry, only)
         if why is None:
-            found = entry.selection(problem, source)
-            wanted = None if only is None else only(problem, device)
-            if wanted in (None, bit_class(problem, found)):
-                return found
-            why = f"it gives other bits than {wanted}"
+            return entry.selection(problem, source)
         _ignored[f"{source}: {why}"] += 1
     return None
+
+
+def left_out(
+    problem: GemmProblem, device: DeviceInfo, entry: Entry, only: Callable[[GemmProblem, DeviceInfo], str] | None
+) -> str | None:
+    """Why `lookup` leaves an entry out, or None."""
+    why = illegal(problem, device, entry.algorithm)
+    wanted = None if why or only is None else only(problem, device)
+    if wanted not in (None, bit_class(problem, entry.selection(problem, ""))):
+        why = f"it gives other bits than {wanted}"
+    return why
 
 
 def torch_is_faster(problem: GemmProblem, device: DeviceInfo, invariant: bool = False) -> bool:
@@ -529,6 +536,7 @@ class Report:
         entries: How many it has.
         faults: Why it is not used, or which of its entries are not, a sentence each.
         elsewhere: Which other GPU key or version of Triton it belongs to, if any.
+        table: Its entries, or None if it cannot be read.
     """
 
     path: Path
@@ -536,6 +544,7 @@ class Report:
     entries: int
     faults: tuple[str, ...] = ()
     elsewhere: str = ""
+    table: Table | None = field(default=None, repr=False)
 
 
 def listed() -> list[tuple[Source, Path, files.Contents]]:
@@ -574,5 +583,5 @@ def verify(device: DeviceInfo | None = None) -> list[Report]:
         elif table is not None:
             whys = ((problem, illegal(problem, device, entry.algorithm)) for problem, entry in table.entries.items())
             faults += [f"{text_of(plain(problem))}: {why}" for problem, why in whys if why]
-        reports.append(Report(path, source, len(table.entries) if table else 0, tuple(faults), elsewhere))
+        reports.append(Report(path, source, len(table.entries) if table else 0, tuple(faults), elsewhere, table))
     return reports

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from ..tables.records import WrongError, plain, read, text_of
 
 FORMAT = 1
 LARGEST_FILE = 64 * 2**20  # bytes
+HOW = "this package's calls are recorded, and torch's own under use() or enable()"
 # Triton's on launches: while there is one, C++, which does not note launches, leaves them to Python.
 HOOKS: list[Any] = type(triton.knobs.runtime).launch_enter_hook.calls
 
@@ -36,13 +38,14 @@ _lock = free_in_children(threading.RLock())
 def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
     """Records which GEMMs run in the block, and how often, in a file for `tune` and `compare`::
 
-        with triton_gemm.record_shapes("shapes.json"):
+        with triton_gemm.record_shapes("shapes.json"), triton_gemm.use():
             model(x)
 
     Every launch is counted, in all threads of the process: of this package's functions and modules, of torch's where
     they are routed (`use`), of backwards and of compiled functions. A CUDA graph counts once, when it is captured. The
     file holds shapes, strides, dtypes and epilogues, and no data. It is written when the block ends, also by an
-    exception, and replaces an existing file. Meanwhile Python launches all calls, which C++ would launch faster.
+    exception, and replaces an existing file. A block without a GEMM warns. Meanwhile Python launches all calls, which
+    C++ would launch faster.
 
     Args:
         path: The file. A relative path, or a link, is resolved when the block begins.
@@ -61,6 +64,8 @@ def record_shapes(path: str | os.PathLike[str]) -> Iterator[None]:
         _recorders.pop(id(counts), None)
         _follow()
         write(target, by_problem(counts))
+    if not counts:
+        warnings.warn(f"record_shapes(): no GEMM was recorded in {target}; {HOW}", RuntimeWarning, stacklevel=3)
 
 
 def _target(path: Path) -> Path:

@@ -228,7 +228,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         *({"activation": None}, ValueError),
         "activation must be one of swiglu, geglu, geglu_tanh, reglu, not None",
     ),
-    "another activation": ({"activation": "silu"}, ValueError, "activation must be one of swiglu"),
+    "another activation": ({"activation": "silu"}, ValueError, 'activation must be "swiglu", the gate of silu'),
     "other rows": (
         *({"gate": UP[:5]}, RuntimeError),
         r"weight and gate \[N, K\]; got \[4, 8\] with weight \[6, 8\] and gate \[5, 8\]",

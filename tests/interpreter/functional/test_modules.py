@@ -60,7 +60,7 @@ def test_a_gated_layer_of_its_own() -> None:
     [
         ((2, 2), (2, 3), {}, ValueError, r"weights must be alike, not \[2, 2\]"),
         ((2, 2), (2, 2, False), {}, ValueError, "only one of the layers has a bias"),
-        ((2, 2), (2, 2), {"activation": "silu"}, ValueError, "activation must be one of swiglu"),
+        ((2, 2), (2, 2), {"activation": "silu"}, ValueError, 'must be "swiglu", the gate of silu'),
         ((2, 2), (2, 2), {"precision": "fast"}, ValueError, "precision must be one of ieee"),
     ],
 )

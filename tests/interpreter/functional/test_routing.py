@@ -383,7 +383,8 @@ def test_a_block_that_ends_takes_its_own_rule_back() -> None:
         other.__enter__()
     torch.bmm(a, b)
     assert ours() == {"bmm": 1}
-    triton_gemm.disable()
+    with pytest.raises(RuntimeError, match=r"tests has enabled nothing, and what a block of use\(\) began stays"):
+        triton_gemm.disable()
     other.__exit__(None, None, None)
     torch.bmm(a, b)
     assert ours() == {"bmm": 1}
@@ -405,8 +406,7 @@ def test_threads_that_disable_take_back_a_rule_each() -> None:
 
 
 def test_a_package_has_one_rule() -> None:
-    """A cell of a notebook may run twice, and of two libraries neither ends the other's. What is no package's own is
-    ended from anywhere."""
+    """A cell of a notebook may run twice, and of two libraries neither ends the other's, nor a block."""
     for only in ("mm", "bmm"):
         in_package("__main__", "triton_gemm.enable(only=only)", only=only)
     assert [rule.only for rule in routing._rules] == [{"bmm"}]
@@ -414,8 +414,10 @@ def test_a_package_has_one_rule() -> None:
         in_package(name, "triton_gemm.enable(only='addmm')")
     in_package("one.other", "triton_gemm.disable()")
     in_package("__main__", "triton_gemm.disable()")
+    with triton_gemm.use(), pytest.raises(RuntimeError, match=r"what a block of use\(\), other began stays"):
+        in_package("__main__", "triton_gemm.disable()")
     assert [rule.owner for rule in routing._rules] == ["other"]
-    triton_gemm.disable()
+    in_package("other", "triton_gemm.disable()")
     with triton_gemm.use():
         triton_gemm.enable(only="mm")
         triton_gemm.enable(only="bmm")

@@ -53,6 +53,15 @@ def test_every_launch_counts(tmp_path: Path) -> None:
     assert recorded(path, lambda: None) == {}, "the file of before is replaced"
 
 
+def test_a_block_that_records_nothing_warns(tmp_path: Path) -> None:
+    """torch's own products are not recorded, unless they are routed."""
+    with pytest.warns(RuntimeWarning, match=r"no GEMM was recorded in .*torch's own under use\(\)") as caught:
+        assert recorded(tmp_path / "shapes.json", lambda: torch.mm(random(4, 4), random(4, 4))) == {}
+    assert [Path(x.filename).name for x in caught] == ["test_recording.py"]
+    with pytest.raises(KeyError), triton_gemm.record_shapes(tmp_path / "shapes.json"):  # the error says enough
+        raise KeyError
+
+
 def test_routed_products_and_backwards_count(tmp_path: Path) -> None:
     layer = torch.nn.Linear(16, 24)
 
