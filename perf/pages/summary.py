@@ -44,6 +44,7 @@ SUITES = {
 }
 # Variants of these, which README leaves to docs/performance.md.
 VARIANTS = {
+    "router": "up to 32 rows, N from 64 to 2560, K from 4096",
     "llm-large": "projections of language models, 1024 to 8192 tokens",
     "layouts": "large GEMMs, nn, nt, tn and tt",
     "host": "Python's time for a call",

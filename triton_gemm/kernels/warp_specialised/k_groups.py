@@ -22,11 +22,11 @@ from ...problem import GemmProblem
 from ..groups import range_of
 from ..launch import Launch, Pointer, Scalar, TensorMap
 from ..schedule import Schedule, tile_coordinates
-from .arguments import Config, Inputs, Output
+from .arguments import Config, Inputs, Output, Ring
 from .configs import Config as Tiles
 from .mma import finish_products, multiply
 from .output import allocate_staging, load_bias, store_tile
-from .ring import allocate_ring, next_slot
+from .ring import next_slot
 from .tensor_maps import tensor_map
 from .work import last_tiles
 
@@ -54,6 +54,26 @@ def item_of(work, index, config):
     n = gl.minimum(pid_n * config.BLOCK_N, work.last_n)
     begin, end = range_of(work.ends_ptr, group, work.K)
     return group, m, n, begin, end, (end - begin + config.BLOCK_K - 1) // config.BLOCK_K
+
+
+@gluon.jit
+def allocate_slots(inputs, config):
+    """As `allocate_ring`, whose global WARP would be part of another kernel's key by which of both is hashed first."""
+    STAGES: gl.constexpr = config.NUM_STAGES
+    a_desc = inputs.a_desc
+    b_desc = inputs.b_desc
+    a = gl.allocate_shared_memory(a_desc.dtype, [STAGES * config.CONSUMERS] + a_desc.block_shape, a_desc.layout)
+    b = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_shape, b_desc.layout)
+    b_tail = b
+    if config.TAIL_N:
+        tail_desc = inputs.b_tail_desc
+        b_tail = gl.allocate_shared_memory(tail_desc.dtype, [STAGES] + tail_desc.block_shape, tail_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=config.CONSUMERS)
+    return Ring(a, b, b_tail, a, b, full, empty)
 
 
 @gluon.jit
@@ -134,7 +154,7 @@ def k_groups_kernel(
     )
     if PDL:
         gdc_launch_dependents()
-    ring = allocate_ring(inputs, config)
+    ring = allocate_slots(inputs, config)
     staging_0 = allocate_staging(output, ring.a, 0, config)
     staging_1 = allocate_staging(output, ring.a, 1, config)
     staging_2 = allocate_staging(output, ring.a, 2, config)
