@@ -42,9 +42,9 @@ def rung_page(rung: Rung, results: Results, folder: Path) -> str:
     whole, what was measured, and what tuning timed."""
     files = [f"triton_gemm/ladder/{rung.name}.py", *(f"reference_cuda/{stem}.cu" for stem in rung.twins)]
     sources = ", ".join(f"[`{Path(file).name}`]({link(environment.ROOT / file, folder)})" for file in files)
-    asked = exercises.of(rung, folder)
+    named = exercises.of(rung, folder)
     source = f"Source: {sources}{exercises.spoils(rung)}."
-    lines = [_neighbours(rung, folder), source + (f" Exercises: {asked}." if asked else "")]
+    lines = [_neighbours(rung, folder), source + (f" Exercises: {named}." if named else "")]
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
     every = f"{link(PAGE, folder)}#what-every-kernel-has"
     lines += [pictures.shown(name, folder) for name in pictures.of(rung.id)]

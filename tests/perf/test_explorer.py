@@ -279,10 +279,10 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
     script = """
       const slider = document.querySelector("#num_stages input");
       const bars = (axis) => [...document.querySelectorAll(`#${axis} .bars button`)].map((bar) => bar.innerText);
-      const asked = bars("num_stages"), records = element("records").open;
+      const unguessed = bars("num_stages"), records = element("records").open;
       document.querySelectorAll("#num_stages .bars button")[1].click();
-      const told = () => document.querySelector("#num_stages .told").textContent;
-      const guessed = told(), others = bars("num_warps");
+      const label = () => document.querySelector("#num_stages .told").textContent;
+      const guessed = label(), others = bars("num_warps");
       const before = element("verdict").textContent;
       document.querySelector("#GROUP_M input").scrollIntoView({ block: "end" });
       slider.value = 3; slider.dispatchEvent(new Event("input"));
@@ -293,12 +293,12 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
         text: slider.getAttribute("aria-valuetext"), hash: location.hash,
         hidden: element("measured").scrollWidth - element("measured").parentNode.clientWidth,
         other: stagesAlike("num_warps", [1, 1]) + stagesAlike("num_stages", [2, 1]),
-        asked, guessed, others, records, bars: bars("num_stages"),
+        unguessed, guessed, others, records, bars: bars("num_stages"),
         dark: getComputedStyle(document.body).backgroundColor }), "*");"""
     page, dark = explorer.page(found), "--blink-settings=preferredColorScheme=0"
     text = opened(page, tmp_path, "#k06-128x64x16-4-3", dark, script=script, width=390)
-    (told,) = re.findall(r"<title>(.*?)</title>", text)
-    seen = json.loads(told)
+    (title,) = re.findall(r"<title>(.*?)</title>", text)
+    seen = json.loads(title)
     assert "47 TFLOPS measured, kernel alone." in seen["before"] and "bound by issue slots" in seen["before"]
     assert seen["hash"] == "#k06-128x64x16-4-4-8-h200-4096x4096x4096" and seen["text"] == "4"
     assert "47.2 TFLOPS measured" in seen["after"]
@@ -307,7 +307,7 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
     where |= dict(zip(explorer.CHOICES, (128, 64, 16, 4, 4), strict=True))
     times = [found.at("time", **{**where, "num_stages": n}) for n in explorer.AXES["num_stages"]]
     assert seen["bars"] == [formats.number(time) for time in times]
-    assert seen["asked"] == [*"123456"] and seen["others"] == ["4", "8"] and not seen["records"]
+    assert seen["unguessed"] == [*"123456"] and seen["others"] == ["4", "8"] and not seen["records"]
     assert seen["guessed"].startswith(f"You said 2: {formats.number(times[1])} us. All are alike. The model counts no ")
     assert seen["guessed"].endswith(" measured times of k05 and k06 differ.") and seen["other"] == ""
     assert seen["y"] > 100 and 0 <= seen["top"] < seen["bottom"] < seen["height"] / 3

@@ -44,8 +44,8 @@ def test_a_page_says_where_two_runs_chose_differently() -> None:
     assert 0 < len(differ) < len(tunings)
     for tuning in tunings:
         (share,) = [tuning.share(one) for one in tuning.timed if str(one.config) == chosen[tuning.rung.id]]
-        told = "".join(rung_page._tuned(tuning.rung, record, environment.ROOT))
-        assert (f": here {100 * share:.1f} % of that speed." in told) == (tuning in differ) == ("another run" in told)
+        words = "".join(rung_page._tuned(tuning.rung, record, environment.ROOT))
+        assert (f": here {100 * share:.1f} % of that speed." in words) == (tuning in differ) == ("another run" in words)
 
 
 def test_pages_are_filled_between_their_markers_only(tmp_path: Path) -> None:

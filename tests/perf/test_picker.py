@@ -77,8 +77,8 @@ def test_a_guess_shows_all_times(found: list[dict[str, Any]], tmp_path: Path, wi
       parent.postMessage(JSON.stringify({ before, rows, facts, wide, hash: location.hash,
         after: element("verdict").textContent, score: element("score").textContent }), "*");"""
     text = opened(picker.filled(picker.TEMPLATE, found), tmp_path, "#h100-17", script=script, width=width)
-    (told,) = re.findall(r"<title>(.*?)</title>", text)
-    seen = json.loads(told)
+    (title,) = re.findall(r"<title>(.*?)</title>", text)
+    seen = json.loads(title)
     (h100,) = (gpu for gpu in found if "H100" in gpu["name"])
     one = h100["puzzles"][17]
     slower, model = (one["us"][place] / one["us"][0] - 1 for place in (one["offered"][2], one["choice"]))
@@ -88,8 +88,8 @@ def test_a_guess_shows_all_times(found: list[dict[str, Any]], tmp_path: Path, wi
     )
     assert seen["rows"] == len(one["us"]) + 1 + (one["torch"] is not None) and "After 1 GEMM:" in seen["score"]
     _, pieces, loaded = one["work"][0]
-    told = [float(re.sub("[ %,]", "", line.split("\t")[1])) for line in seen["facts"].splitlines()[1:]]
+    shown = [float(re.sub("[ %,]", "", line.split("\t")[1])) for line in seen["facts"].splitlines()[1:]]
     last = 100 * ((pieces - 1) % h100["sms"] + 1) / h100["sms"]
     figures = [one["us"][0], pieces / h100["sms"], last, 2 * one["sizes"][2] * loaded / 1e6]
-    assert told == pytest.approx(figures, rel=0.01)
+    assert shown == pytest.approx(figures, rel=0.01)
     assert seen["wide"] <= width and seen["hash"] == "#h100-17"

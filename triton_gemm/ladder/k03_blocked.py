@@ -6,10 +6,11 @@ Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, 
     both tiles through shared memory: Triton stores them there before `tl.dot`, which the source does not show.
 Predicts: L2 traffic falls by a factor of the tile's edge (32 to 64), and shared-memory reads become the limit. A
     thread with 4 x 4 results reads 8 words for 16 FMAs, one with 4 x 8 results 12 words for 32: 3 to 4 times k02.
-Came out: as predicted, but not by L2. k02 finds most of what it reads in L1, and its traffic from L2 is small already.
-    The loads through L1, which bound k02, fall by the tile's edge. k03 is faster than its twin because its threads have
-    more results, not because it is written in Triton. A thread of c03 has one result. For 32 FMAs it issues 40 loads, 8
-    of which read 4 words of A each. A thread of k03 has 32 results, and reads 12 words for 32 FMAs.
+Came out: as predicted, but L2 is not the reason. k02 finds most of what it reads in L1, and its traffic from L2 is
+    small already. The loads through L1, which bound k02, fall by the tile's edge. k03 is faster than its twin
+    because its threads have more results, not because it is written in Triton. A thread of c03 has one result. For
+    32 FMAs it issues 40 loads, 8 of which read 4 words of A each. A thread of k03 has 32 results, and reads 12
+    words for 32 FMAs.
 Requires: fp32; any strides; N up to 65,535 tiles, the limit of a grid's second axis.
 Tuning: the tile against the threads. With 64 x 64 on 4 warps a thread has 32 results, and few reads of shared memory
     for each FMA; on 8 warps it has 16. Smaller tiles also read more from L2. With num_stages = 1 only other programs on

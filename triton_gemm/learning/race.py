@@ -84,9 +84,7 @@ class Race:
         self.graphs: list[TimedGraph] = []
         self.begun = False  # whether the journal says that one is launched for the first time
         self.at = clock()  # when it went on last
-        self.launched: tuple[TimedGraph, float] | None = (
-            None  # what has not ended, and when that was seen to be launched
-        )
+        self.launched: tuple[TimedGraph, float] | None = None  # a graph that has not ended, and when it was launched
         self.asked: Callable[[Call], Any] | None = None  # what a call of its product is to do
         self.hears = False  # whether a call is to say its stream
         self.found: Any = None  # and what came of that
@@ -253,13 +251,13 @@ class Race:
         return cast(_T, found)
 
     def _stream_of_calls(self) -> Steps[int]:
-        asked = [plan.turn for plan in self.product.plans]
-        for turn in asked:
+        of_plans = [plan.turn for plan in self.product.plans]
+        for turn in of_plans:
             turn.ask_stream()
         self.hears = True
-        yield lambda: any(turn.stream is not None for turn in asked)
+        yield lambda: any(turn.stream is not None for turn in of_plans)
         self.hears = False
-        found: int = next(turn.stream for turn in asked if turn.stream is not None)
+        found: int = next(turn.stream for turn in of_plans if turn.stream is not None)
         if found == PER_THREAD:
             raise NoRaceError("each thread has that stream for itself")
         return found
