@@ -190,15 +190,14 @@ def entry(problem: GemmProblem, device: DeviceInfo, bits: Bits = "same") -> Entr
 def serves(problem: GemmProblem, device: DeviceInfo, entry: Entry, bits: Kind = "same") -> bool:
     """Whether an entry of a table of those bits is used on `device` with the model of now: it can run there, and in
     "same" gives the bits of the model's choice."""
-    if illegal(problem, device, entry.algorithm) is not None:
-        return False
-    if bits == "any":
-        return True
+
+    def by_model(problem: GemmProblem, device: DeviceInfo) -> str:
+        return bit_class(problem, select(problem, device))
+
     try:
-        choice = select(problem, device)
-    except RuntimeError:  # there is none
+        return left_out(problem, device, entry, None if bits == "any" else by_model) is None
+    except RuntimeError:  # the model has no choice
         return False
-    return bit_class(problem, entry.selection(problem, "")) == bit_class(problem, choice)
 
 
 def ignored() -> dict[str, int]:
