@@ -3,7 +3,7 @@ kernels that kits have."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,12 +33,19 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> files.Table:
 
 
 @pytest.fixture(autouse=True)
-def with_the_package_s_kit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_the_package_s_kit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     use_kit("1", monkeypatch)
+    yield
+    forget()  # or later tests would find what these have read
 
 
 def use_kit(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_GEMM_KIT", value)
+    forget()
+
+
+def forget() -> None:
+    tables.reload()
     kits.used.cache_clear()
     native_file.setting.cache_clear()
     generation.advance_models()
