@@ -9,7 +9,7 @@ import torch
 from . import arguments
 from .arithmetic import Precision
 from .functional import api, rules
-from .problem import GATES, Activation, Gate
+from .problem import Activation, Gate
 
 
 class Linear(torch.nn.Linear):
@@ -115,7 +115,7 @@ class GatedLinear(torch.nn.Module):
         precision: Precision | None = None,
         batch_invariant: bool | None = None,
     ) -> None:
-        arguments.one_of("GatedLinear", "activation", activation, tuple(GATES))
+        rules.gate_name("GatedLinear", activation)
         rules.precision("GatedLinear", precision, up.weight.dtype)
         arguments.flag("GatedLinear", "batch_invariant", batch_invariant, or_none=True)
         self.in_features, self.out_features = up.in_features, up.out_features

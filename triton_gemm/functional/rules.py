@@ -27,13 +27,18 @@ def activation(function: str, name: str | None) -> None:
     arguments.one_of(function, "activation", name, ACTIVATIONS, or_none=True)
 
 
+def gate_name(function: str, name: str | None) -> None:
+    """That an activation is a gate's. The message for an activation that a gate has names the gate."""
+    for gate, applied in GATES.items():
+        if isinstance(name, str) and name == applied:
+            raise ValueError(f'{function}(): with a gate activation must be "{gate}", the gate of {name}, not {name!r}')
+    arguments.one_of(function, "activation", name, tuple(GATES))
+
+
 def gate(function: str, name: str | None, x: torch.Tensor | None, weights: str) -> str:
     """What an activation, which must be a gate's, applies to the product of `x`. weights: the shapes and the names of
     the two, of which the second is x."""
-    gated = next((gate for gate, of in GATES.items() if of == name), None)
-    if gated is not None:
-        raise ValueError(f'{function}(): with a gate activation must be "{gated}", the gate of {name}, not {name!r}')
-    arguments.one_of(function, "activation", name, tuple(GATES))
+    gate_name(function, name)
     assert name is not None
     if x is None:
         raise ValueError(f"{function}(): {name} takes two weights, {weights} and gate, and gate is missing")

@@ -234,7 +234,7 @@ X, UP, ENDS_OF_2 = torch.ones(4, 8), torch.ones(2, 8, 6), torch.tensor([2, 4], d
 MISTAKES = {
     "no gate": ((X, UP), {"gate": None}, ValueError, r"takes two weights, \[G, K, N\] each: mat_b and gate, and"),
     "no activation": ((X, UP), {"activation": None}, ValueError, "activation must be one of swiglu, geglu, .*not None"),
-    "another activation": ((X, UP), {"activation": "silu"}, ValueError, "must be one of swiglu"),
+    "another activation": ((X, UP), {"activation": "silu"}, ValueError, 'must be "swiglu", the gate of silu'),
     "fewer": ((X, UP), {"gate": UP[:1]}, RuntimeError, r"mat_b float32\[2, 8, 6\], gate float32\[1, 8, 6\]"),
     "other columns": ((X, UP), {"gate": UP[..., :5]}, RuntimeError, r"mat_b .*\[2, 8, 6\], gate float32\[2, 8, 5\]"),
     "another length": ((X[:, :7], UP), {}, RuntimeError, r"mat_a float32\[4, 7\], mat_b .*, gate float32\[2, 8, 6\]"),
