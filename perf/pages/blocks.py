@@ -166,7 +166,23 @@ def _glance(results: Results, folder: Path) -> str:
         }
         for record in models
     }
-    return "".join(summary.glance(sweeps, minutes) for sweeps in _first(results)) or bench_tables.NOTHING
+    return "".join(summary.glance(sweeps, _whole_models(results), minutes) for sweeps in _first(results)) or (
+        bench_tables.NOTHING
+    )
+
+
+def _whole_models(results: Results) -> dict[str, dict[str, list[float]]]:
+    """By where they were measured, ratios to torch of whole models' cases, those of the GPT of examples/ among them."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for record in (*results.others.get("models", []), *results.others.get("gpt", [])):
+        made = record["environment"]
+        for name, case in record["cases"].items():
+            kind = "training" if "training" in name else "inference"
+            ratios = [x["ratio"]["median"] for x in (case, *case.get("variants", {}).values()) if "ratio" in x]
+            if ratios and not name.endswith(FIRST_MINUTE):
+                where = f"{environment.short(made['gpu'])}, Triton {made['triton']}"
+                found.setdefault(where, {}).setdefault(kind, []).extend(ratios)
+    return {where: kinds for where, kinds in found.items() if "inference" in kinds and "training" in kinds}
 
 
 def _order(made: dict[str, Any]) -> tuple[bool, bool]:

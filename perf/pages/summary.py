@@ -117,9 +117,13 @@ def speed(
     return "\n\n".join([f"{made}: [every suite and shape]({link(sweeps[0]['environment'])}).{date}", *tables])
 
 
-def glance(sweeps: Sequence[Sweep], minutes: Mapping[str, Mapping[str, float]]) -> str:
-    """Where it is faster, even and slower than torch on one GPU, of GLANCE; and by version of Triton which share of
-    torch's tokens models make in the first minute of a process."""
+def glance(
+    sweeps: Sequence[Sweep],
+    models: Mapping[str, Mapping[str, Sequence[float]]],
+    minutes: Mapping[str, Mapping[str, float]],
+) -> str:
+    """Where it is faster, even and slower than torch on one GPU, of GLANCE; ratios of whole models, by where they were
+    measured and by kind; and by version of Triton which share of torch's tokens models make in a first minute."""
     kinds = "faster", f"even, to {100 * (EVEN - 1):.0f} %", "slower"
     found: dict[tuple[str, bool], list[str]] = {}  # by that, and by whether shapes are unseen
     for name, row in _rows(sweeps, GLANCE).items():
@@ -127,9 +131,12 @@ def glance(sweeps: Sequence[Sweep], minutes: Mapping[str, Mapping[str, float]]) 
         found.setdefault((kind, row.mean(unseen=True) is not None), []).append(f"{name} {row.speed:.2f}")
     cells = ([kind, *(", ".join(found.get((kind, unseen), ["none"])) for unseen in (True, False))] for kind in kinds)
     table = formats.table(("torch's time over ours, means", "unseen shapes", "listed shapes"), cells)
+    for place, ratios in models.items():
+        each = "; ".join(f"{kind} {geometric_mean(of):.2f}, {min(of):.2f} at worst" for kind, of in ratios.items())
+        table += f"\n\nWhole models, torch's time over ours ({place}): {each}."
     for triton, shares in minutes.items():
         each = ", ".join(f"{model} {share:.2f}" for model, share in shares.items())
-        table += f"\n\nIn the first minute of a process, with Triton {triton}, of torch's tokens: {each}."
+        table += f"\n\nTokens in the first minute of a process, as a share of torch's (Triton {triton}): {each}."
     return f"One {where(sweeps[0])}:\n\n{table}"
 
 

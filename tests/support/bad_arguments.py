@@ -324,6 +324,16 @@ INSIDE = re.compile(
 )
 
 
-def is_told(error: BaseException, function: str, parameter: str) -> bool:
-    """Whether the words of an error are about the caller's argument."""
-    return INSIDE.search(str(error)) is None
+def is_told(error: BaseException, parameter: str, value: Any) -> bool:
+    """Whether the words of an error name the caller's argument, or say what it is."""
+    text = str(error)
+    return INSIDE.search(text) is None and any(x and x.lower() in text.lower() for x in (parameter, *facts(value)))
+
+
+def facts(value: Any) -> list[str]:
+    """What an error may say of a value."""
+    if isinstance(value, torch.Tensor):
+        of = (value.dtype, value.layout, list(value.shape), f"{value.dim()}-D")
+        return [str(x).removeprefix("torch.") for x in of]
+    inside = [fact for x in value for fact in facts(x)] if isinstance(value, (list, tuple)) else []
+    return [type(value).__name__, repr(value), str(value), *inside]

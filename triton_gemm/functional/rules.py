@@ -56,42 +56,46 @@ def precision(function: str, name: str | None, dtype: torch.dtype) -> None:
 # --- Shapes and dtypes ---
 
 
-def refuse(product: Callable[..., object], *operands: torch.Tensor | None) -> NoReturn:
-    """Raises what torch's product of the same operands raises, which do not go together. Its words differ from version
-    to version and from device to device, and leave out shapes or dtypes: those are added.
+def refuse(product: Callable[..., object], **operands: torch.Tensor | None) -> NoReturn:
+    """Raises what torch's product of the same operands, given by torch's names, raises: they do not go together. Its
+    words differ from version to version and from device to device, and leave out names, shapes or dtypes, which are
+    added.
 
     autocast, which would make one dtype of several, is off: where it applies, operands have been cast before.
     """
-    given = [x for x in operands if x is not None]
-    found = ", ".join(f"{name_of(x.dtype)}{list(x.shape)}" for x in given)
-    device = given[0].device.type
+    given = {name: x for name, x in operands.items() if x is not None}
+    device = next(iter(given.values())).device.type
     cast = device in ("cuda", "cpu") and torch.is_autocast_enabled(device)
     try:
         with torch.autocast(device, enabled=False) if cast else nullcontext():
-            product(*operands)
+            product(*operands.values())
     except (RuntimeError, IndexError) as error:
         raised: Exception = error
     else:  # torch takes them, or looks at them only later, as on the meta device
-        same_device(*operands)
-        kind = "dtypes" if len({x.dtype for x in given}) > 1 else "shapes"
+        same_device(*operands.values())
+        kind = "dtypes" if len({x.dtype for x in given.values()}) > 1 else "shapes"
         raised = RuntimeError(f"{product.__name__}: operands of these {kind} are not taken")
     first_line = str(raised).splitlines()[0].rstrip(".")
-    raise type(raised)(f"{first_line}; got {found}") from None
+    raise type(raised)(f"{first_line}; got {shown(**given)}") from None
 
 
-def mm(a: torch.Tensor, b: torch.Tensor) -> None:
+def shown(**operands: torch.Tensor) -> str:
+    return ", ".join(f"{name} {name_of(x.dtype)}{list(x.shape)}" for name, x in operands.items())
+
+
+def mm(a: torch.Tensor, b: torch.Tensor, names: tuple[str, str] = ("input", "mat2")) -> None:
     if not (a.dim() == b.dim() == 2 and not differ(a.shape[1], b.shape[0]) and a.dtype == b.dtype):
-        refuse(torch.mm, a, b)
+        refuse(torch.mm, **dict(zip(names, (a, b), strict=True)))
 
 
 def bmm(a: torch.Tensor, b: torch.Tensor) -> None:
     if not (_are_batches(a, b) and a.dtype == b.dtype):
-        refuse(torch.bmm, a, b)
+        refuse(torch.bmm, input=a, mat2=b)
 
 
 def mv(a: torch.Tensor, b: torch.Tensor) -> None:
     if not (a.dim() == 2 and b.dim() == 1 and not differ(a.shape[1], b.shape[0]) and a.dtype == b.dtype):
-        refuse(torch.mv, a, b)
+        refuse(torch.mv, input=a, vec=b)
 
 
 def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.dtype | None) -> None:
@@ -99,7 +103,7 @@ def addmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch.d
         arguments.dtype(wanted)
     matrices = a.dim() == b.dim() == 2 and not differ(a.shape[1], b.shape[0]) and a.dtype == b.dtype
     if not (matrices and expands(input, (a.shape[0], b.shape[1])) and (wanted or input.dtype == a.dtype)):
-        refuse(torch.addmm, input.to(a.dtype) if wanted else input, a, b)
+        refuse(torch.addmm, input=input.to(a.dtype) if wanted else input, mat1=a, mat2=b)
     out_dtype(wanted, a, input, "mat1")
 
 
@@ -108,18 +112,18 @@ def baddbmm(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, wanted: torch
         arguments.dtype(wanted)
     batches = _are_batches(a, b) and a.dtype == b.dtype
     if not (batches and expands(input, (*a.shape[:2], b.shape[2])) and (wanted or input.dtype == a.dtype)):
-        refuse(torch.baddbmm, input.to(a.dtype) if wanted else input, a, b)
+        refuse(torch.baddbmm, input=input.to(a.dtype) if wanted else input, batch1=a, batch2=b)
     out_dtype(wanted, a, input, "batch1")
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> None:
     ranks = a.dim() > 0 < b.dim()
     if not (ranks and not differ(a.shape[-1], b.shape[-2 if b.dim() > 1 else 0]) and a.dtype == b.dtype):
-        refuse(torch.matmul, a, b)
+        refuse(torch.matmul, input=a, other=b)
     if a.dim() > 2 and b.dim() > 2:
         batches = zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False)
         if any(differ(x, y) and may_differ(x, 1) and may_differ(y, 1) for x, y in batches):
-            refuse(torch.matmul, a, b)
+            refuse(torch.matmul, input=a, other=b)
 
 
 def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -127,13 +131,13 @@ def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     dimension."""
     ranks = a.dim() > 0 and weight.dim() in (1, 2)
     if not (ranks and not differ(a.shape[-1], weight.shape[-1]) and a.dtype == weight.dtype):
-        refuse(torch.nn.functional.linear, a, weight, bias)
+        refuse(torch.nn.functional.linear, input=a, weight=weight, bias=bias)
     if bias is None:
         return
     rows = a.shape[:-1] if bias.dim() > 1 else (prod(a.shape[:-1]),)
     fits = expands(bias, (*rows, weight.shape[0])) if weight.dim() == 2 else bias.dim() == 0
     if not fits or bias.dtype != a.dtype:
-        refuse(torch.nn.functional.linear, a, weight, bias)
+        refuse(torch.nn.functional.linear, input=a, weight=weight, bias=bias)
 
 
 def gated(
@@ -207,12 +211,9 @@ def gate_of_groups(a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, rank: i
     strided("grouped_matmul", a, b, gate)
     pair = b.dim() == 3 and may_be(gate.shape, b.shape) and a.dtype == b.dtype == gate.dtype
     if not pair or a.dim() != rank or differ(a.shape[-1], b.shape[1]) or (rank == 3 and differ(a.shape[0], b.shape[0])):
-        found = ", ".join(
-            f"{name} {name_of(x.dtype)}{list(x.shape)}" for name, x in (("mat_a", a), ("mat_b", b), ("gate", gate))
-        )
         raise RuntimeError(
             "grouped_matmul(): with a gate mat_a is [M, K] (without offs [G, M, K]), and mat_b and gate are "
-            f"[G, K, N], all of one dtype, as autocast does not cast them; got {found}"
+            f"[G, K, N], all of one dtype, as autocast does not cast them; got {shown(mat_a=a, mat_b=b, gate=gate)}"
         )
 
 
@@ -342,7 +343,7 @@ def out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: tor
     if not compiling and overlaps_itself(out):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-            "location. Please clone() the tensor before performing the operation."
+            f"location. Please clone() the tensor before performing the operation; got {shown(out=out)}"
         )
 
 

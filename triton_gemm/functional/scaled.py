@@ -148,8 +148,9 @@ def check(
     use_fast_accum: bool,
 ) -> tuple[ScaleKind, tuple[torch.Tensor, torch.Tensor]]:
     """The kind of scales, and the scales as kernels read them; raises as `scaled_matmul`, wherever operands lie."""
-    rules.mm(a, b)
+    rules.mm(a, b, NAMES[:2])
     rules.implemented("scaled_matmul", a, b, dtypes=SCALED)
+    rules.strided("scaled_matmul", scale_a, scale_b, bias)
     (M, K), N = a.shape, b.shape[1]
     if out_dtype not in SCALED_OUT_DTYPES:
         arguments.dtype(out_dtype)

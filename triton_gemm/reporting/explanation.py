@@ -73,7 +73,7 @@ def asked(
             batch_a, batch_b = (_count(groups) if group_dim == dim else None for dim in ("N", "M"))
         a, b = operands_of_sizes(M, N, K, dtype, layout, batch_a, batch_b)
     elif any(x is not None for x in sizes.values()) or input is None:
-        raise TypeError("explain() takes two tensors, or M, N, K and dtype")
+        raise TypeError("explain() takes two tensors, input and other, or M, N, K and dtype")
     else:
         arguments.tensors("explain", input=input, other=other)
         assert other is not None

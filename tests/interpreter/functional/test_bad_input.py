@@ -65,7 +65,7 @@ def check(function: str, parameter: str, right: Arguments, value: Any, raises: b
         else:
             assert isinstance(error, raises), said
         torchs_own = isinstance(torchs, BaseException) and str(error).splitlines()[0] in str(torchs)
-        assert torchs_own or function == "check_ranks" or bad_arguments.is_told(error, function, parameter), said
+        assert torchs_own or function == "check_ranks" or bad_arguments.is_told(error, parameter, value), said
     else:
         assert torchs is None, f"{shown} was taken; torch: {words(torchs)}"
 
