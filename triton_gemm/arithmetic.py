@@ -24,52 +24,38 @@ Instruction = Literal["mma", "dmma", "fma"]
 
 @dataclass(frozen=True)
 class Planes:
-    """Operands as sums of planes. dtype: theirs, fp32 for tf32; count: of each operand; terms: the planes of A and of
-    B that are multiplied, in the order in which the products are added."""
+    """Operands as sums of planes."""
 
-    dtype: torch.dtype
-    count: int
+    dtype: torch.dtype  # of a plane; fp32 for tf32
+    count: int  # planes of each operand
+    # Of A and of B: planes that are multiplied, in the order in which the products are added.
     terms: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """One way to multiply matrices.
+    """One way to multiply matrices."""
 
-    name: what `GemmProblem.precision` calls it; for fp32 one of MODES.
-    dtypes: of operands. A dtype's default is its first record in the table.
-    accumulator: the dtype of sums.
-    instruction: what multiplies.
-    capability: the oldest compute capability that has it.
-    plain: whether operands may come without scales.
-    scales: the kinds of scales that operands may have.
-    out_dtype: C's by default; None: the operands'.
-    out_dtypes: others that C may have.
-    planes: what each operand is split into; None: it is multiplied as it is.
-    promotion: bytes of an operand along K after which sums leave the tensor cores and are added in fp32, because tensor
-        cores cut off the last bits of a sum; None: they stay.
-    exact_below: K from which sums of integers may leave the accumulator, where `mma` saturates: from there on sums of
-        k-tiles are added outside of the tensor cores, which wraps.
-    torch_setting: the value of torch's fp32_precision settings that means it.
-    operand_error: the relative error of an operand as it is multiplied, for the largest error of a product of planes.
-    cut: the relative error of each product that is summed in the tensor cores beyond the accumulator's rounding.
-    """
-
-    name: str
-    dtypes: tuple[torch.dtype, ...]
-    accumulator: torch.dtype = torch.float32
-    instruction: Instruction = "mma"
-    capability: tuple[int, int] = (8, 0)
-    plain: bool = True
-    scales: tuple[ScaleKind, ...] = ()
-    out_dtype: torch.dtype | None = None
-    out_dtypes: tuple[torch.dtype, ...] = ()
-    planes: Planes | None = None
+    name: str  # what `GemmProblem.precision` calls it; for fp32 one of MODES
+    dtypes: tuple[torch.dtype, ...]  # of operands; a dtype's default is its first record in the table
+    accumulator: torch.dtype = torch.float32  # dtype of sums
+    instruction: Instruction = "mma"  # what multiplies
+    capability: tuple[int, int] = (8, 0)  # the oldest compute capability that has it: (major, minor)
+    plain: bool = True  # whether operands may come without scales
+    scales: tuple[ScaleKind, ...] = ()  # kinds of scales that operands may have
+    out_dtype: torch.dtype | None = None  # C's by default; None: the operands'
+    out_dtypes: tuple[torch.dtype, ...] = ()  # others that C may have
+    planes: Planes | None = None  # what each operand is split into; None: it is multiplied as it is
+    # Bytes of an operand along K after which sums leave the tensor cores and are added in fp32, because tensor cores
+    # cut off the last bits of a sum. None: they stay.
     promotion: int | None = None
+    # K from which sums of integers may leave the accumulator, where `mma` saturates. From there on sums of k-tiles are
+    # added outside of the tensor cores, which wraps.
     exact_below: int | None = None
-    torch_setting: str | None = None
+    torch_setting: str | None = None  # value of torch's fp32_precision settings that means it
+    # Relative error of an operand as it is multiplied, for the largest error of a product of planes.
     operand_error: float = 0.0
-    cut: float = 0.0
+    cut: float = 0.0  # relative error of each product that tensor cores sum, beyond the accumulator's rounding
 
     def tensor_cores(self, capability: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability multiplies on tensor cores."""

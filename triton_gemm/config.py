@@ -67,15 +67,19 @@ class TileConfig:
     ) -> str | None:
         """Why `device` cannot run this configuration, or None if it can.
 
-        itemsize, out_itemsize: bytes of an element of A and B, and of C; sum_itemsize: bytes of the sums kept for
-        each; tensor_cores: whether they multiply; staged_outputs: tiles of C that lie in shared memory beside those of
-        A and B; reads_output: whether beta C is added; aligned: whether operands can be moved 16 bytes at a time;
-        buffers: as for `shared_memory`.
+        Of a thread's registers accumulators may take half where tensor cores read operands from shared memory. They may
+        take a quarter where FFMAs read operands from registers, or C comes back beside them. They may take an eighth
+        where every element is moved by itself and wants an address and a predicate. On sm_100 accumulators live in
+        tensor memory and pass through registers beside the converted tile. Above these ptxas spills.
 
-        Of a thread's registers accumulators may take half where tensor cores read operands from shared memory, a
-        quarter where FFMAs read them from registers or C comes back beside them, and an eighth where every element
-        is moved by itself and wants an address and a predicate. On sm_100 accumulators live in tensor memory and
-        pass through registers beside the converted tile. Above these ptxas spills.
+        Args:
+            itemsize, out_itemsize: Bytes of an element of A and B, and of C.
+            sum_itemsize: Bytes of the sums kept for each.
+            tensor_cores: Whether they multiply.
+            staged_outputs: Tiles of C that lie in shared memory beside those of A and B.
+            reads_output: Whether beta C is added.
+            aligned: Whether operands can be moved 16 bytes at a time.
+            buffers: As for `shared_memory`.
         """
         shared = self.shared_memory(itemsize, staged_outputs * out_itemsize, buffers)
         if shared > device.shared_memory:

@@ -51,10 +51,10 @@ def used_by(model: torch.nn.Module, left_out: list[str]) -> dict[GemmProblem, in
 
 
 class _Layer(NamedTuple):
-    """What linear layers have in common that run on the same kernels. shape, strides: of the weight [N, K]."""
+    """What linear layers have in common that run on the same kernels."""
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: tuple[int, ...]  # of the weight [N, K]
+    strides: tuple[int, ...]  # of the weight, in elements
     dtype: torch.dtype
     request: Request
 

@@ -25,13 +25,10 @@ class UnsupportedOperandError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """How a matrix, or a batch of them, lies in memory.
+    """How a matrix, or a batch of them, lies in memory."""
 
-    strides: of batch, row and column, in elements; aligned: whether its first element's address is a multiple of 16.
-    """
-
-    strides: tuple[int, int, int]
-    aligned: bool = True
+    strides: tuple[int, int, int]  # of batch, row and column, in elements
+    aligned: bool = True  # whether its first element's address is a multiple of 16
 
     @classmethod
     def of(cls, x: torch.Tensor) -> Layout:
@@ -77,29 +74,24 @@ class Layout:
 
 
 class Request(NamedTuple):
-    """What a call says in addition to its operands: C = activation(alpha A B + beta C + bias). A named tuple, because
-    every call makes one, and those cost less to make than frozen dataclasses.
+    """What a call says in addition to its operands: C = activation(alpha A B + beta C + bias). It is a named tuple,
+    because every call makes one, and those cost less to make than frozen dataclasses."""
 
-    alpha, beta: the factors of the product and of what is added to it; in a plan that is C itself, as in BLAS, and
-    beta = 0 does not read it. activation: None or one of ACTIVATIONS. out_dtype: C's; None: `result_dtype`. precision:
-    the name of an `Arithmetic`; None: `default_arithmetic`. bias: None, or what has a value of its own: each row of C,
-    "m", or each column, "n". scales, groups: as in GemmProblem. batch_invariant: whether rows have the same bits for
-    any number of rows; None: as the policy says. residual: whether beta C is added last, to what the activation gives.
-    gate, preactivation: as in GemmProblem.
-    """
-
-    alpha: float = 1  # whole numbers, because compilers take a float that is no constant of the source for a variable
+    # Factors of the product and of what is added to it. What is added is C itself in a plan, as in BLAS, and beta = 0
+    # does not read it. Whole numbers, because compilers take a float that is no constant of the source for a variable.
+    alpha: float = 1
     beta: float = 0
-    activation: str | None = None
-    out_dtype: torch.dtype | None = None
-    precision: str | None = None
-    bias: str | None = None
-    scales: str | None = None
-    groups: str | None = None
+    activation: str | None = None  # None or one of ACTIVATIONS
+    out_dtype: torch.dtype | None = None  # C's; None: `result_dtype`
+    precision: str | None = None  # name of an `Arithmetic`; None: `default_arithmetic`
+    bias: str | None = None  # None, or what has a value of its own: each row of C, "m", or each column, "n"
+    scales: str | None = None  # as in GemmProblem
+    groups: str | None = None  # as in GemmProblem
+    # Whether rows have the same bits for any number of rows; None: as the policy says.
     batch_invariant: bool | None = None
-    residual: bool = False
-    gate: bool = False
-    preactivation: bool = False
+    residual: bool = False  # whether beta C is added last, to what the activation gives
+    gate: bool = False  # as in GemmProblem
+    preactivation: bool = False  # as in GemmProblem
 
     def problem(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> GemmProblem:
         """What this is of a, b and c. As in BLAS alpha = 0 reads neither a nor b."""
@@ -118,41 +110,37 @@ PRODUCT, SUM = Request(), Request(beta=1)
 class GemmProblem:
     """c = activation(alpha a @ b + beta c + bias), as far as the choice of a kernel depends on it.
 
-    a [batch, M, K], b [batch, K, N], c [batch, M, N]. dtype: the operands', or their planes' once they are split;
-    out_dtype: C's; precision: the name of an `Arithmetic`; a, b, c: how they lie in memory; has_beta: whether C is
-    read; bias: None, "m" (one value a row) or "n" (one a column); activation: None or one of ACTIVATIONS; scales: None
-    or a `ScaleKind`: "tensor" (one for A and one for B), "rows" (one for each row of A and column of B) or "blocks"
-    (one for 1 x 128 of A and 128 x 128 of B). residual: whether beta C is added to what the activation gives, not
-    before it; without an activation there is no difference, and it is False.
-
-    gate: whether c = activation(a @ gate + gate_bias) * (a @ b + bias), of a second matrix, or one for each group of
-    rows, that lies as b does; then bias is None or "n".
-
-    preactivation: whether what the activation is applied to is stored as well, as a matrix that lies as c does and is
-    rounded as c is; with a gate both products are. A backward needs it. It changes neither c nor what is chosen.
-
-    groups: None, or the dimension that is cut into `batch` groups whose ends are in the GPU's memory: "m", where a is
-    [M, K] and c [M, N] and each group of rows has a matrix of b for its own, or "k", where a is [M, K] and b [K, N] and
-    each group of products a matrix of c.
+    a is [batch, M, K], b [batch, K, N], c [batch, M, N].
     """
 
     batch: int
     M: int
     N: int
     K: int
-    dtype: torch.dtype
-    out_dtype: torch.dtype
-    precision: str
-    a: Layout
+    dtype: torch.dtype  # the operands', or their planes' once they are split
+    out_dtype: torch.dtype  # C's
+    precision: str  # name of an `Arithmetic`
+    a: Layout  # how A lies in memory
     b: Layout
     c: Layout
-    has_beta: bool = False
-    bias: str | None = None
-    activation: str | None = None
+    has_beta: bool = False  # whether C is read
+    bias: str | None = None  # None, "m" (one value a row) or "n" (one a column)
+    activation: str | None = None  # None or one of ACTIVATIONS
+    # None or a `ScaleKind`. "tensor": one for A and one for B. "rows": one for each row of A and column of B. "blocks":
+    # one for 1 x 128 of A and 128 x 128 of B.
     scales: str | None = None
+    # None, or the dimension that is cut into `batch` groups, whose ends are in the GPU's memory. "m": a is [M, K] and c
+    # [M, N], and each group of rows has a matrix of b for its own. "k": a is [M, K] and b [K, N], and each group of
+    # products has a matrix of c.
     groups: str | None = None
+    # Whether beta C is added to what the activation gives, not before it. Without an activation there is no difference,
+    # and it is False.
     residual: bool = False
+    # Whether c = activation(a @ gate + gate_bias) * (a @ b + bias). The gate is a second matrix, or one for each group
+    # of rows, that lies as b does. Then bias is None or "n".
     gate: bool = False
+    # Whether what the activation is applied to is stored as well, as a matrix that lies as c does and is rounded as c
+    # is. With a gate both products are. A backward needs it. It changes neither c nor what is chosen.
     preactivation: bool = False
 
     def __post_init__(self) -> None:

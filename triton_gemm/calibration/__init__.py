@@ -1,8 +1,8 @@
 """Calibration: the parameters of a GPU's cost model, fitted to a minute of measurements.
 
-`probes` says what is timed, `measuring` when, on the bench that tuning uses, `figures` names what a fit may change,
-`fit` fits, `kept` has the user's calibrated models as files, `report` says what came of it. docs/choosing.md is
-about its use. What only a calibration needs is imported when there is one.
+`probes` says what is timed. `measuring` says when, on the bench that tuning uses. `figures` names what a fit may
+change, and `fit` fits. `kept` has the user's calibrated models as files. `report` says what came of it.
+docs/choosing.md is about its use. What only a calibration needs is imported when there is one.
 """
 
 from __future__ import annotations

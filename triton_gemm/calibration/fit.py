@@ -1,10 +1,11 @@
 """Fits a GPU's model to the times of a few hundred candidates.
 
-The figures' logarithms are estimated a posteriori: normal before, around those of the model that the fit begins with,
-and the errors of predictions (logarithms of predicted over measured time) normal with a part that the candidates of a
-product share and one of each candidate's own, which is what decides between them. Gauss and Newton's method finds the
-maximum (Gelman et al., Bayesian Data Analysis, 13.2); errors far out count less, as under Student's t (Lange, Little
-and Taylor, JASA 84, 1989). What the model leaves out is most of an error, and not noise of the clock.
+The figures' logarithms are estimated a posteriori. Before, they are normal around those of the model that the fit
+begins with. The errors of predictions, logarithms of predicted over measured time, are normal too. An error has a part
+that the candidates of a product share, and one of the candidate's own, which is what decides between them. Gauss and
+Newton's method finds the maximum (Gelman et al., Bayesian Data Analysis, 13.2). Errors far out count less, as under
+Student's t (Lange, Little and Taylor, JASA 84, 1989). What the model leaves out is most of an error, and not noise of
+the clock.
 """
 
 from __future__ import annotations
@@ -46,25 +47,20 @@ class Timed:
 
 @dataclass(frozen=True)
 class Score:
-    """How good a model is.
+    """How good a model is."""
 
-    misfit: the mean of the sum that a fit minimises, without the prior; error: the root mean square of the logarithms
-    of predicted over measured times; regret: how much longer the picks take than the fastest.
-    """
-
-    misfit: float
-    error: float
-    regret: float
+    misfit: float  # mean of the sum that a fit minimises, without the prior
+    error: float  # root mean square of the logarithms of predicted over measured times
+    regret: float  # how much longer the picks take than the fastest, as a share
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The model that is most likely after the times; how good the one before is, and how good models are for products
-    that they were not fitted to: all but those of one fold in FOLDS."""
+    """What a fit gives."""
 
-    model: DeviceModel
-    before: Score
-    after: Score
+    model: DeviceModel  # that is most likely after the times
+    before: Score  # how good the one before is
+    after: Score  # How good models are for products that they were not fitted to: all but those of one fold in FOLDS
 
 
 def fit(

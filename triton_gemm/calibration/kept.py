@@ -36,13 +36,12 @@ _loaded: dict[tuple[Path, DeviceInfo, str], DeviceModel | None] = {}
 
 @dataclass(frozen=True)
 class Kept:
-    """What a file holds: silicon: the GPU's; measured: when, in ISO 8601; by: versions that measured it; entry: the
-    figures, as `DeviceModel(**entry)` takes them."""
+    """What a file holds."""
 
-    silicon: Silicon
-    measured: str
-    by: str
-    entry: dict[str, Any]
+    silicon: Silicon  # the GPU's
+    measured: str  # when, in ISO 8601
+    by: str  # versions that measured it
+    entry: dict[str, Any]  # the figures, as `DeviceModel(**entry)` takes them
 
     def text(self) -> str:
         """The file."""
@@ -54,13 +53,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class Contents:
-    """What was read from a file, if that can be used; wrong: why it is no such file, as a word for the name that it is
-    set aside under, and a sentence; elsewhere: why it may be one, but cannot be used by this version of the package or
-    by this user."""
+    """What was read from a file."""
 
-    kept: Kept | None = None
+    kept: Kept | None = None  # if it can be used
+    # Why it is no such file: a word for the name that it is set aside under, and a sentence.
     wrong: tuple[str, str] | None = None
-    elsewhere: str = ""
+    elsewhere: str = ""  # why it may be such a file, but cannot be used by this version of the package or by this user
 
 
 def folder() -> Path | None:

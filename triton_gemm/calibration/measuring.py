@@ -28,22 +28,21 @@ PAUSE_S = 0.02
 
 @dataclass(frozen=True)
 class Probe:
-    """A product, and the candidates of it that are timed; the first is what others' results are compared with."""
+    """A product, and what is timed of it."""
 
     problem: GemmProblem
-    ways: dict[Selection, Candidate]
+    ways: dict[Selection, Candidate]  # its candidates; the first's result is what others' are compared with
 
 
 @dataclass
 class Measured:
-    """timed: what counts; failed: candidates that could not be timed, and why; repeated: products that were timed
-    again; refused: how many were and still do not count; complaint: why, the last reason."""
+    """What `measure` has found."""
 
-    timed: list[Timed] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    repeated: int = 0
-    refused: int = 0
-    complaint: str = ""
+    timed: list[Timed] = field(default_factory=list)  # what counts
+    failed: list[tuple[str, str]] = field(default_factory=list)  # candidates that could not be timed, and why
+    repeated: int = 0  # products that were timed again
+    refused: int = 0  # products that still do not count in the end
+    complaint: str = ""  # why one did not count, the last time
 
 
 def measure(

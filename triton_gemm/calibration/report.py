@@ -10,10 +10,11 @@ from typing import Any, Literal
 from ..problem import GemmProblem
 from ..tuning.report import values
 
-# "kept": the model is stored, and used from now on; "not kept": it was not wanted (keep=False), or the folder cannot be
-# written to; "unchanged": it predicts products that it was not fitted to no better than the model before, or picks
-# nothing faster for them than a shipped one; "refused": the GPU was throttled or shared, or too few products could be
-# timed.
+# "kept": the model is stored, and used from now on.
+# "not kept": it was not wanted (keep=False), or the folder cannot be written to.
+# "unchanged": it predicts products that it was not fitted to no better than the model before, or picks nothing faster
+# for them than a shipped one.
+# "refused": the GPU was throttled or shared, or too few products could be timed.
 Outcome = Literal["kept", "not kept", "unchanged", "refused"]
 
 

@@ -27,13 +27,14 @@ log = logging.getLogger("triton_gemm.calibration")
 
 
 class Session:
-    """lab: a GPU; failure: why a candidate failed before, or None."""
+    """One calibration."""
 
     def __init__(
         self,
-        lab: Lab,
-        budget: float,
+        lab: Lab,  # a GPU
+        budget: float,  # seconds
         keep: bool = True,
+        # Why a candidate failed before, or None.
         failure: Callable[[GemmProblem, Selection], str | None] = lambda problem, way: None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:

@@ -17,22 +17,18 @@ loading = free_in_children(threading.RLock())
 
 
 class MachineCode(NamedTuple):
-    """A compiled kernel, and all that a launch needs to know of it.
+    """A compiled kernel, and all that a launch needs to know of it."""
 
-    symbol: the function's name; warps: of a CTA; ctas: of a program; shared: bytes of a CTA; cooperative, pdl: how it
-    is launched; types: of the parameters in their order, as Triton names them, or "tensordesc"; boxes: of each of these
-    swizzle, bytes of an element, the driver's number of its type, and the box's sides; code: a cubin.
-    """
-
-    symbol: str
-    warps: int
-    ctas: int
-    shared: int
-    cooperative: bool
-    pdl: bool
-    types: tuple[str, ...]
+    symbol: str  # the function's name
+    warps: int  # of a CTA
+    ctas: int  # of a program
+    shared: int  # bytes of a CTA
+    cooperative: bool  # whether it is a cooperative launch
+    pdl: bool  # whether it is a programmatic one, which may be set up while the launch before runs out
+    types: tuple[str, ...]  # of the parameters in their order, as Triton names them, or "tensordesc"
+    # Of each "tensordesc" the swizzle, bytes of an element, the driver's number of its type, and the box's sides.
     boxes: tuple[tuple[int, int, int, tuple[int, ...]], ...]
-    code: bytes
+    code: bytes  # a cubin
 
 
 def machine_code(compiled: Any) -> MachineCode:

@@ -4,9 +4,9 @@ A peak is SMs x clock x multiply-adds of an SM in a clock. All are dense, with s
 
 Sources: CUDA Programming Guide, "Compute Capabilities" (lanes of fp32 and fp64); NVIDIA's specifications of A100, H100,
 L40S, HGX B200 and HGX B300; its white papers on GA102 (RTX 3090), Ada (RTX 4090) and RTX Blackwell (RTX 5090, RTX PRO
-6000). Peaks that are printed for sparse matrices are halved. Without a sheet of NVIDIA's at hand: A10, L4, H20 and H200
-(resellers' copies); RTX 3060 and 5060 (vendors' SMs, clock and memory, and the rates of their architecture); Orin, Thor
-and GB10 (product pages' SMs and memory, and rates by inference).
+6000). Peaks that are printed for sparse matrices are halved. Of some GPUs no sheet of NVIDIA's was at hand. A10, L4,
+H20 and H200 are from resellers' copies. RTX 3060 and 5060 have vendors' SMs, clock and memory, and the rates of their
+architecture. Orin, Thor and GB10 have product pages' SMs and memory, and rates by inference.
 """
 
 from __future__ import annotations

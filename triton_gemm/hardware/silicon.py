@@ -10,15 +10,13 @@ from .device import DeviceInfo
 
 @dataclass(frozen=True)
 class Silicon:
-    """capability: (major, minor); sms: multiprocessors; bus_width: of memory, in bits; power_limit: watts that the
-    board may take; 0 where a figure is not known. name: the product's, for people: H100s of one name differ in these.
-    """
+    """What tells GPUs apart. A number is 0 where it is not known."""
 
-    capability: tuple[int, int]
-    sms: int
-    bus_width: int
-    power_limit: int
-    name: str = field(default="", compare=False)
+    capability: tuple[int, int]  # (major, minor)
+    sms: int  # multiprocessors
+    bus_width: int  # of memory, in bits
+    power_limit: int  # watts that the board may take
+    name: str = field(default="", compare=False)  # the product's, for people: H100s of one name differ in the others
 
     @classmethod
     def of(cls, device: DeviceInfo) -> Silicon:

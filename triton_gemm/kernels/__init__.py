@@ -2,7 +2,7 @@
 use: Triton reads the source of each function that it decorates, which takes longer than the rest of importing this.
 
 `select` compares the candidates of all kernels in KERNELS by predicted time, and tests, benches and calibration follow
-that list: a new kernel is a module with what `Kernel` says, and its name in KERNELS, in `__all__`, and in the import
+that list. A new kernel is a module with what `Kernel` says, and its name in KERNELS, in `__all__`, and in the import
 and tuple below for type checkers.
 """
 
@@ -32,12 +32,12 @@ __all__ = ["KERNELS", "Kernel", "fma", "gemv", "mma_fp64", "named", "portable", 
 
 
 class Kernel(Protocol):
-    """What the module of a kernel offers. Config: its own subclass of TileConfig; Costs: the constants of its predicted
-    times; CONFIGS: all that it is tested in. config: a Config; work: split_k, or for a persistent kernel a Schedule."""
+    """What the module of a kernel offers. Its functions take as `config` a Config, and as `work` split_k, or for a
+    persistent kernel a Schedule."""
 
-    Config: Any
-    Costs: Any
-    CONFIGS: Any
+    Config: Any  # its own subclass of TileConfig
+    Costs: Any  # the constants of its predicted times
+    CONFIGS: Any  # all that it is tested in
 
     def candidates(self, problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
         """The ways to compute `problem` that are worth comparing, none where there is no point in asking `illegal`."""

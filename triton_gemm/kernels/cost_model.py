@@ -88,9 +88,10 @@ def pitch(layout: Layout, itemsize: int) -> int:
 
 
 class Lines(Protocol):
-    """Figures of a kernel. inside_line: lines that 128 bytes of a row count for where rows begin inside of lines, at a
-    sector's 32 bytes, and inside_sector: where they begin inside of sectors."""
+    """Figures of a kernel."""
 
+    # Lines that 128 bytes of a row count for: where rows begin inside of lines, at a sector's 32 bytes, and where they
+    # begin inside of sectors.
     @property
     def inside_line(self) -> float: ...
     @property
@@ -114,7 +115,7 @@ def average(problem: GemmProblem) -> GemmProblem:
 
 def swap_for_c(problem: GemmProblem) -> bool:
     """Whether c^T = b^T a^T is better to write: where its rows lie together in memory, or where it is wider and
-    neither's rows do; never with blocks of scales, of which A's are not B's, with groups, and with a gate."""
+    neither's rows do. It never is with blocks of scales, of which A's are not B's, with groups, or with a gate."""
     if problem.scales == "blocks" or problem.groups or problem.gate:
         return False
     row, column = problem.c.strides[1:]

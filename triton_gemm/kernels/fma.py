@@ -5,7 +5,7 @@ of C: in each step along K it reads 8 elements of A and 8 of B from shared memor
 FFMAs on them. Within 128 registers 16 warps are on an SM, which hide one another's latencies.
 
 An FFMA reads three registers from two banks. Taken in serpentine order, one row of the thread's elements forwards and
-the next backwards, each shares an operand with the FFMA before it, which the reuse cache holds, and the two others
+the next backwards, each shares an operand with the FFMA before it, which the reuse cache holds. The two others then
 clash once in seven FFMAs instead of nearly always. Only inline assembly keeps that order. So that stores, which want
 neighbours in neighbouring registers, have no say in where sums are accumulated, sums leave through the multiplication
 by alpha, and the epilogue follows in quarters. (S. Gray, maxas, "SGEMM", on the same for Maxwell.)
@@ -264,9 +264,11 @@ def fma_kernel(
 ):
     """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
 
-    share: elements along K that each of a tile's SPLIT_K programs sums; IN_TURN: whether one program after the other
-    adds its sum, or the last to arrive all of them; C_UNIT: the dimension of C with stride 1, 0 or 1, or None;
-    C_VECTOR: elements that may be moved at once along it.
+    Args:
+        share: Elements along K that each of a tile's SPLIT_K programs sums.
+        IN_TURN: Whether one program after the other adds its sum, or the last to arrive all of them.
+        C_UNIT: The dimension of C with stride 1, 0 or 1, or None.
+        C_VECTOR: Elements that may be moved at once along it.
     """
     follow(PDL)
 

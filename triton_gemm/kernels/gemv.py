@@ -9,9 +9,9 @@ slower than that of one chain.
 Where columns are too few to occupy the GPU, K is split (`splitk`). B is marked to leave the caches first: nobody
 reads it twice.
 
-Sources: Little's law gives an H100 some 20 KiB in flight on each SM (3.35 TB/s, 132 SMs, 700 ns); half as much again,
-because programs wait for all loads of a step before they ask for the next (Volkov, "Better performance at lower
-occupancy", GTC 2010, on few threads with many loads each). Tiles and limits are from a sweep on an H100.
+Sources: Little's law gives an H100 some 20 KiB in flight on each SM (3.35 TB/s, 132 SMs, 700 ns). Half as much again is
+asked for, because programs wait for all loads of a step before they ask for the next (Volkov, "Better performance at
+lower occupancy", GTC 2010, on few threads with many loads each). Tiles and limits are from a sweep on an H100.
 """
 
 from __future__ import annotations
@@ -128,9 +128,15 @@ def gemv_kernel(
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be read at once along it;
-    EVEN_N, EVEN_K: whether the blocks divide N and K; LANES_K: threads side by side along K, each with VECTOR_K
-    neighbouring elements. Products within a thread are summed at once, LANES_K sums are kept to the end."""
+    """c = activation(alpha a @ b + beta c + bias). Products within a thread are summed at once, LANES_K sums are kept
+    to the end.
+
+    Args:
+        X_UNIT: The dimension of X with stride 1, 0 or 1, or None.
+        X_VECTOR: Elements that may be read at once along it.
+        EVEN_N, EVEN_K: Whether the blocks divide N and K.
+        LANES_K: Threads side by side along K, each with VECTOR_K neighbouring elements.
+    """
     # Locate the tile
     pid_n = tl.program_id(0)
     pid_k = tl.program_id(1)

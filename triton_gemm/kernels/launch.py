@@ -30,19 +30,15 @@ class Pointer:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A TMA descriptor of an operand: its shape and strides (elements, the last 1), and the box that one copy moves.
-
-    to_tf32: whether loads round fp32 to tf32; rows: how many along its second dimension one copy moves, where those are
-    not the box's.
-    """
+    """A TMA descriptor of an operand."""
 
     operand: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    block: tuple[int, ...]
-    to_tf32: bool = False
-    rows: int | None = None
+    strides: tuple[int, ...]  # elements, the last 1
+    block: tuple[int, ...]  # elements: the box that one copy moves
+    to_tf32: bool = False  # whether loads round fp32 to tf32
+    rows: int | None = None  # that one copy moves along the second dimension, where those are not the box's
 
 
 @dataclass(frozen=True)
@@ -63,22 +59,18 @@ class Temporary:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a Triton kernel.
-
-    arguments: all of the kernel's parameters by name, in its order: Pointer, TensorMap, Scalar, or a value;
-    options: num_warps, num_stages, maxnreg, and those of every launch, which need not be given; temporaries: what it
-    writes that it or a later launch of the same call reads; workspace: bytes it needs of the stream's workspace;
-    counters: int32 that it needs there, zero before and after it; cluster: programs that run at the same time and reach
-    one another's shared memory, as many after one another of the grid's first dimension.
-    """
+    """One launch of a Triton kernel."""
 
     kernel: Any
     grid: tuple[int, int, int]
+    # All of the kernel's parameters by name, in its order: Pointer, TensorMap, Scalar, or a value.
     arguments: Mapping[str, Any]
-    options: Mapping[str, int]
-    temporaries: tuple[Temporary, ...] = ()
-    workspace: int = 0
-    counters: int = 0
+    options: Mapping[str, int]  # num_warps, num_stages, maxnreg, and those of every launch, which need not be given
+    temporaries: tuple[Temporary, ...] = ()  # what it writes that it or a later launch of the same call reads
+    workspace: int = 0  # bytes that it needs of the stream's workspace
+    counters: int = 0  # int32 that it needs there, zero before and after it
+    # Programs that run at the same time and reach one another's shared memory: so many after one another of the grid's
+    # first dimension.
     cluster: int = 1
 
     def __post_init__(self) -> None:

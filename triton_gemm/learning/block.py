@@ -51,13 +51,12 @@ def is_free(index: int, stream: int, nbytes: int) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of a race's block are. sets: of operands, which launches go round; own: whether b is the call's,
-    which the cache does not hold; places: by name, and of OF_SETS by name and number, (offset, bytes)."""
+    """Where the parts of a race's block are."""
 
-    sets: int
-    own: bool
-    places: dict[Any, tuple[int, int]]
-    nbytes: int
+    sets: int  # of operands, which launches go round
+    own: bool  # whether b is the call's, which the cache does not hold
+    places: dict[Any, tuple[int, int]]  # (offset, bytes) by name, and of OF_SETS by name and number
+    nbytes: int  # of the block
 
     @classmethod
     def of(cls, problem: GemmProblem, plans: Sequence[Any], l2: int) -> Layout | None:
@@ -115,11 +114,12 @@ def _sizes(problem: GemmProblem) -> dict[str, int]:
 
 
 class Operands:
-    """The operands of a race in its block, `memory`. own_address: of the call's b, where the layout says so; it is read
-    beside calls of that b alone, which keep it. No kernel of torch's runs for them, whose first use would load a
+    """The operands of a race in its block, `memory`. No kernel of torch's runs for them, whose first use would load a
     module."""
 
     def __init__(self, problem: GemmProblem, layout: Layout, memory: torch.Tensor, own_address: int | None) -> None:
+        # `own_address` is that of the call's b, where the layout says so. It is read beside calls of that b alone, and
+        # these keep it.
         self.problem, self.layout, self.memory, self.own_address = problem, layout, memory, own_address
         self.beta = BETA if problem.has_beta else 0.0
         self.aligned = {

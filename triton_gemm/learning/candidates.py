@@ -26,26 +26,24 @@ SLOWER = 1.3  # times the incumbent's predicted time
 
 
 class Ranked(NamedTuple):
-    """us: by the model; is_there: whether kits have its kernels; binaries, modules: what tells these from others, for
-    `background.order` and in short."""
+    """A candidate as the model ranks it."""
 
-    us: float
+    us: float  # microseconds of a launch, by the model
     selection: Selection
-    is_there: bool
-    binaries: tuple[Hashable, ...]
-    modules: tuple[str, ...]
+    is_there: bool  # whether kits have its kernels
+    binaries: tuple[Hashable, ...]  # what tells its kernels from others, for `background.order`
+    modules: tuple[str, ...]  # the same in short
 
 
 @dataclass(eq=False)
 class Entrant:
-    """What is raced. us: of a launch, by the model and then by the last sample; wanted: its compilation, if it needs
-    one; graph: a sample, of `count` launches."""
+    """What is raced."""
 
     ranked: Ranked
-    us: float
-    wanted: Any = None
+    us: float  # microseconds of a launch, by the model and then by the last sample
+    wanted: Any = None  # its compilation, if it needs one
     plan: Any = None
-    graph: Any = None
+    graph: Any = None  # a sample, of `count` launches
     count: int = 0
 
     @property
@@ -59,15 +57,14 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a race has found. plan: the winner's, or None where the incumbent stays; us: of the winner, and before_us of
-    the incumbent, in the same places; candidates: that were timed, with the incumbent."""
+    """What a race has found."""
 
-    plan: Any
+    plan: Any  # the winner's, or None where the incumbent stays
     ranked: Ranked
-    us: float
-    before_us: float
-    samples: int
-    candidates: int
+    us: float  # microseconds of a launch of the winner
+    before_us: float  # and of the incumbent, in the same places
+    samples: int  # of the winner
+    candidates: int  # that were timed, with the incumbent
 
 
 def is_foreign(selection: Selection, device: DeviceInfo) -> bool:

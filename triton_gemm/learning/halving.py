@@ -28,12 +28,11 @@ OF_MODEL, NOISE = 0.1, 0.05  # standard deviations: of a predicted ratio, and of
 
 @dataclass
 class Halving:
-    """A race. predicted: of each candidate's time over the incumbent's, which is the first; final: as FINAL; rest: is
-    called now and then while there is much to compute."""
+    """A race."""
 
-    predicted: Sequence[float]
-    final: Sequence[int] = FINAL
-    rest: Callable[[], object] = lambda: None
+    predicted: Sequence[float]  # each candidate's time over the incumbent's, which is the first
+    final: Sequence[int] = FINAL  # as FINAL
+    rest: Callable[[], object] = lambda: None  # called now and then while there is much to compute
     samples: list[list[float]] = field(init=False)  # logarithms of microseconds, one a round
     left: list[int] = field(init=False)  # who is in the race, the incumbent first
     winner: int | None = None  # once it is over

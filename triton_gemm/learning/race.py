@@ -58,9 +58,7 @@ class NoRaceError(Exception):
 
 
 class Race:
-    """Of a product whose calls run `plan`. stream: of the calls after which it goes on, once it does; keeps: whether
-    the next process starts with what it finds; is_prepared: whether it needs memory and launches now; has_turn: whether
-    it may have them, as one race at a time; l2: bytes of the cache."""
+    """A race of a product whose calls run `plan`."""
 
     journal: Journal
     layout: block.Layout
@@ -71,13 +69,15 @@ class Race:
         product: Product,
         plan: Any,
         device: DeviceInfo,
-        l2: int,
+        l2: int,  # bytes of the cache
         tempo: Tempo,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.product, self.plan, self.device, self.l2 = product, plan, device, l2
         self.tempo, self.clock = tempo, clock
-        self.stream: int | None = None
+        self.stream: int | None = None  # of the calls after which it goes on, once it does
+        # Whether it needs memory and launches now; whether it may have them, as one race at a time; whether the next
+        # process starts with what it finds.
         self.is_prepared = self.has_turn = self.keeps = False
         self.entrants: list[Entrant] = []
         self.later: list[Ranked] = []  # what is raced another time

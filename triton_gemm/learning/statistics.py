@@ -21,22 +21,21 @@ HORIZON_S = 600.0  # that calls are expected to go on for as they came until now
 
 @dataclass(eq=False)
 class Product:
-    """A problem with the kernel that its calls run on, and all plans of these. us: what a launch takes, by the model
-    until it was sampled; since, at: when it was called first and last; not_before: when it may be raced; over: whether
-    it was; before, saved_us: of a call, by what was learned; ranked: what is raced next, once few were."""
+    """A problem with the kernel that its calls run on, and all plans of these. Moments are seconds of the tuner's
+    clock."""
 
     problem: GemmProblem
     selection: Selection
     index: int
-    us: float
-    since: float
+    us: float  # microseconds of a launch, by the model until it was sampled
+    since: float  # when it was called first
     calls: int = 0
-    not_before: float = 0.0
-    over: bool = False
-    before: Selection | None = None
-    saved_us: float = 0.0
-    at: float = -math.inf
-    ranked: Sequence[Any] = ()
+    not_before: float = 0.0  # when it may be raced
+    over: bool = False  # whether it was raced
+    before: Selection | None = None  # what calls ran on before a race's winner
+    saved_us: float = 0.0  # microseconds of a call, by what was learned
+    at: float = -math.inf  # when it was called last
+    ranked: Sequence[Any] = ()  # what is raced next, once few were
     references: list[ref[Any]] = field(default_factory=list)  # replaced as a whole: threads may be reading
 
     def add(self, plan: Any) -> None:
@@ -65,15 +64,13 @@ class Product:
 
 @dataclass
 class Tempo:
-    """Of all races. of_calls, spent: microseconds of the GPU, by the times that are known or predicted; loaded: when a
-    module was loaded last; modules: by device, of kernels that are loaded; full_until: when it is looked again whether
-    there is memory."""
+    """What counts for all races."""
 
-    of_calls: float = 0.0
-    spent: float = 0.0
-    loaded: float = -math.inf
-    modules: set[tuple[int, str]] = field(default_factory=set)
-    full_until: float = -math.inf
+    of_calls: float = 0.0  # microseconds of the GPU that calls have taken, by the times that are known or predicted
+    spent: float = 0.0  # microseconds of the GPU that races have taken, likewise
+    loaded: float = -math.inf  # when a module was loaded last
+    modules: set[tuple[int, str]] = field(default_factory=set)  # of kernels that are loaded, by device
+    full_until: float = -math.inf  # when it is looked again whether there is memory
 
     def allows(self, us: float) -> bool:
         return self.spent + us <= SHARE * self.of_calls

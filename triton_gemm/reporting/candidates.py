@@ -23,41 +23,31 @@ from ..tables import records
 
 @dataclass(frozen=True)
 class Way:
-    """One way to compute a product.
+    """One way to compute a product."""
 
-    selection: the kernel, its configuration, and how the work is dealt out; predicted_us: microseconds by the cost
-    model, or None where it knows nothing of such a configuration; known_us: by a table, or None; table: which table
-    that is; bits: its class of bits; chosen: whether it is what runs; compiled: its launches as the compiler made them,
-    where that was wanted.
-    """
-
-    selection: Selection
-    predicted_us: float | None
-    known_us: float | None
-    table: str | None
-    bits: str
-    chosen: bool
-    compiled: tuple[Compiled, ...] = ()
+    selection: Selection  # the kernel, its configuration, and how the work is dealt out
+    predicted_us: float | None  # microseconds by the cost model; None where it knows nothing of such a configuration
+    known_us: float | None  # microseconds by a table, or None
+    table: str | None  # which table that is
+    bits: str  # its class of bits
+    chosen: bool  # whether it is what runs
+    compiled: tuple[Compiled, ...] = ()  # its launches as the compiler made them, where that was wanted
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What there is to choose from for a problem on a device, and the choice.
-
-    chosen: what runs, its source says who chose; policy: under which; model: the origin of the cost model's figures;
-    ways: the legal ones that are predicted to be fastest, in that order, and what runs and what tables have in any
-    case; candidates: how many were compared; refused: how many of those the
-    device cannot run.
-    """
+    """What there is to choose from for a problem on a device, and the choice."""
 
     problem: GemmProblem
     device: DeviceInfo
-    chosen: Selection
-    policy: Policy
-    model: str
+    chosen: Selection  # what runs; its source says who chose
+    policy: Policy  # under which it was chosen
+    model: str  # origin of the cost model's figures
+    # The legal ones that are predicted to be fastest, in that order. What runs and what tables have are there in any
+    # case.
     ways: tuple[Way, ...]
-    candidates: int
-    refused: int
+    candidates: int  # how many were compared
+    refused: int  # how many of those the device cannot run
 
 
 def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compiled: int = 0) -> Comparison:

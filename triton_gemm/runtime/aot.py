@@ -33,20 +33,16 @@ class CapturedLaunch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of one kernel on one target.
-
-    registers: of a thread; shared: bytes of a block; spills: SASS loads and stores to local memory;
-    instructions: SASS opcodes (`HGMMA.64x128x16.F32` counts under `HGMMA`) in the kernel's text, not executed;
-    asm: Triton's stages by name (`ttir`, `ttgir`, `llir`, `ptx`) and `sass`.
-    """
+    """What became of one kernel on one target."""
 
     name: str
     target: str
-    registers: int
-    shared: int
-    spills: int
+    registers: int  # of a thread
+    shared: int  # bytes of a block
+    spills: int  # SASS loads and stores to local memory
+    # SASS opcodes in the kernel's text, not executed. `HGMMA.64x128x16.F32` counts under `HGMMA`.
     instructions: Counter[str]
-    asm: dict[str, str] = field(repr=False)
+    asm: dict[str, str] = field(repr=False)  # Triton's stages by name (`ttir`, `ttgir`, `llir`, `ptx`) and `sass`
 
 
 @contextmanager

@@ -109,8 +109,8 @@ class FirstCalls:
         return stand_in
 
     def _has_own(self, plan: GemmPlan, operands: Sequence[torch.Tensor]) -> bool:
-        """Whether the call runs on the plan's own kernels: they are loaded here if they may be in Triton's cache, which
-        is so at the first call and after a change, and compiled by the call if a worker did so in vain."""
+        """Whether the call runs on the plan's own kernels. They are loaded here if they may be in Triton's cache, which
+        is so at the first call and after a change. The call compiles them if a worker did so in vain."""
         if self.wanted is None:
             self.looked = is_warm()
             if loaded := plan.load(*operands, cached=self.looked):
@@ -152,9 +152,9 @@ class FirstCalls:
 
 @contextmanager
 def first_calls(mode: Mode) -> Iterator[None]:
-    """Inside, what calls of this thread do whose product has no loaded kernel. "wait": they run on a stand-in, and else
-    wait for the compiler, as outside; "raise": WouldWaitError in the place of a wait; "own kernel": they wait for their
-    own kernel."""
+    """Inside, what calls of this thread do whose product has no loaded kernel. With "wait", as outside, they run on a
+    stand-in, and else wait for the compiler. With "raise" they raise WouldWaitError in the place of a wait. With "own
+    kernel" they wait for their own kernel."""
     before = getattr(_of_thread, "mode", "wait")
     _of_thread.mode = mode
     try:

@@ -40,14 +40,17 @@ class Compiler:
     """`compile(job)` for jobs in the order in which they come, many at once. Threads are daemons: one that never ends
     does not keep Python from ending. Who waits for a job that no thread has taken may `compile_here`.
 
-    worker: makes what has a process compile a job first, one for each thread; what `compile` then does is to load what
-    is in Triton's cache. A process takes seconds to start: it is started when there is a job, which whoever is ready
-    first takes. A thread whose process cannot be started, or is lost, goes on alone: its `compile` compiles. What a
-    process was compiling when something outside killed it has failed, and there is one more process.
+    A process takes seconds to start: it is started when there is a job, which whoever is ready first takes. A thread
+    whose process cannot be started, or is lost, goes on alone: its `compile` compiles. What a process was compiling
+    when something outside killed it has failed, and there is one more process.
 
-    on_lost: called once when a process is lost; idle_s: seconds after which a process that has no job ends, and another
-    is started for the next one. calls: how many calls need a job: the most needed is next, and of equals the oldest.
-    on_end: called with each job that has ended, and why it has failed or None; else `failure` says so later.
+    Args:
+        worker: Makes what has a process compile a job first, one for each thread. What `compile` then does is to load
+            what is in Triton's cache.
+        on_lost: Called once when a process is lost.
+        idle_s: Seconds after which a process that has no job ends, and another is started for the next one.
+        calls: How many calls need a job. The most needed is next, and of equals the oldest.
+        on_end: Called with each job that has ended, and why it has failed or None. Without it `failure` says so later.
     """
 
     def __init__(

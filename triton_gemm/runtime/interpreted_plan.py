@@ -13,11 +13,11 @@ from ..selection.select import Selection, launches
 
 
 class PlanOfProblem:
-    """A selection for one problem. index: of the CUDA device that it runs on, if it does; instead: a plan of the same
-    problem, device and bits that calls run on from now on, because it was measured to be faster."""
+    """A selection for one problem."""
 
-    index: int | None = None
+    index: int | None = None  # of the CUDA device that it runs on, if it does
     compiled = False
+    # A plan of the same problem, device and bits that calls run on from now on, because it was measured to be faster.
     instead: Any = None
 
     def __init__(self, problem: GemmProblem, selection: Selection) -> None:

@@ -141,22 +141,19 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kit:
-    """A kit that was opened: its file, and its index, of which digest is a hash. name: the file's for people; made_by:
-    versions; hashes: of source files."""
+    """A kit that was opened."""
 
     file: Path
-    name: Path
-    digest: str
+    name: Path  # the file's, for people
+    digest: str  # hash of the index
     capability: tuple[int, int]
-    made_by: Mapping[str, str]
-    hashes: Mapping[str, str] = field(repr=False)
-    kernels: Mapping[str, tuple[int, int, list[Any]]] = field(
-        repr=False
-    )  # by key: group, number there, MachineCode without its code
+    made_by: Mapping[str, str]  # versions
+    hashes: Mapping[str, str] = field(repr=False)  # of source files
+    # By key: group, number there, MachineCode without its code.
+    kernels: Mapping[str, tuple[int, int, list[Any]]] = field(repr=False)
     sources: Mapping[str, tuple[str, ...]] = field(repr=False)  # of a kernel's function
-    groups: tuple[tuple[int, int, str, tuple[int, ...]], ...] = field(
-        repr=False
-    )  # where each begins and ends, its hash, lengths of code
+    # Where each begins and ends in the file, its hash, and lengths of code; in bytes.
+    groups: tuple[tuple[int, int, str, tuple[int, ...]], ...] = field(repr=False)
     _last: dict[int, list[bytes]] = field(default_factory=dict, repr=False)  # the group that was unpacked last
 
     def find(self, key: str) -> MachineCode | None:

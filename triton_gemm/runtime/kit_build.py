@@ -28,27 +28,26 @@ MOST = 16384  # kernels of a user's kit, of whose index each takes less than a t
 
 @dataclass(frozen=True)
 class Built:
-    """A kit that was written. kernels: how many it holds; compiled: how many of those the file did not have before;
-    nbytes: the file's size; failures: a sentence for each kernel that did not compile."""
+    """A kit that was written."""
 
-    kernels: int
-    compiled: int
-    nbytes: int
-    failures: tuple[str, ...] = field(default=())
+    kernels: int  # how many it holds
+    compiled: int  # of those, how many the file did not have before
+    nbytes: int  # the file's size
+    failures: tuple[str, ...] = field(default=())  # a sentence for each kernel that did not compile
 
 
 @dataclass(frozen=True)
 class Extended(Built):
-    """A user's kit. problems: how many were given; needed: how many kernels they need; shipped: of those, how many are
-    left out, as the package's own kit has them; dropped: how many the file had before and has no more, by why: made by
-    other "compilers", of other "sources", or "shipped" by now."""
+    """A user's kit."""
 
     file: Path = Path()
-    problems: int = 0
-    needed: int = 0
-    shipped: int = 0
+    problems: int = 0  # how many were given
+    needed: int = 0  # how many kernels they need
+    shipped: int = 0  # of those, how many are left out, as the package's own kit has them
+    # How many the file had before and has no more, by why: made by other "compilers", of other "sources", or "shipped"
+    # by now.
     dropped: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float = 0.0  # that it took
 
 
 def compilables(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> dict[str, Compilable]:

@@ -37,27 +37,21 @@ class Shape(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What the extension's table keeps of a plan. C++ reads these fields by their names (`compat/cpp/parse.h`).
-
-    workspace: stream -> ([partial sums, counters], whether all launches of that stream may use them), or None;
-    workspace_bytes: of partial sums; extents: bytes from the first element of a, b and c to the end of the last;
-    copies, preactivations: as in `fast_path.Known`; derivative, activation: of `fast_path.DERIVATIVES` and
-    `fast_path.ACTIVATED`, or 0; calls: the address where launches of a stand-in are counted, or 0; turns: those of the
-    plan's own numbers and of `turns.job`, or zeros.
-    """
+    """What the extension's table keeps of a plan. C++ reads these fields by their names (`compat/cpp/parse.h`)."""
 
     plan: GemmPlan
+    # Stream -> ([partial sums, counters], whether all launches of that stream may use them), or None.
     workspace: Callable[[int], tuple[list[torch.Tensor], bool]] | None
-    workspace_bytes: int
+    workspace_bytes: int  # of partial sums
     result: Shape
     temporaries: tuple[Shape, ...]
-    extents: tuple[int, ...]
-    copies: bool
-    preactivations: int
-    derivative: int
-    activation: int
-    calls: int
-    turns: tuple[int, int]
+    extents: tuple[int, ...]  # bytes from the first element of a, b and c to the end of the last
+    copies: bool  # as in `fast_path.Known`
+    preactivations: int  # as in `fast_path.Known`
+    derivative: int  # of `fast_path.DERIVATIVES`, or 0
+    activation: int  # of `fast_path.ACTIVATED`, or 0
+    calls: int  # address where launches of a stand-in are counted, or 0
+    turns: tuple[int, int]  # addresses of the plan's own numbers and of `turns.job`, or zeros
     steps: tuple[DriverLaunch, ...]
 
 

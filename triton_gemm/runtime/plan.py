@@ -49,15 +49,11 @@ class UnallocatedError(RuntimeError):
 
 
 class GemmPlan(PlanOfProblem):
-    """A selection for one problem on one device, ready to be launched.
-
-    first_calls: what it runs on until its kernels are loaded; without it the first call compiles them. calls: of a
-    stand-in those that C++ launches, by which kernels are compiled. turn: how the learner hears of its calls.
-    """
+    """A selection for one problem on one device, ready to be launched."""
 
     index: int
-    calls: c_int64 | None = None
-    turn: Turn | None = None
+    calls: c_int64 | None = None  # of a stand-in those that C++ launches, by which kernels are compiled
+    turn: Turn | None = None  # how the learner hears of its calls
 
     def __init__(
         self,
@@ -85,7 +81,7 @@ class GemmPlan(PlanOfProblem):
         foreign = selection.kit and bool(kits.others(info.capability))
         names = *SCALARS, *self.names
         self.steps = [Step(launch, names, self.index, info.capability, foreign) for launch in made]
-        self.first_calls = first_calls
+        self.first_calls = first_calls  # until its kernels are loaded; without it the first call compiles them
         self.out_dtype = problem.out_dtype
 
     def compile(self, *operands: torch.Tensor) -> None:
@@ -206,12 +202,15 @@ def multiply(
     auxiliary: tuple[torch.Tensor, ...] = (),
 ) -> Plan:
     """c = activation(alpha a @ b + beta c + bias) on the operands' device and its current stream, without waiting. The
-    plan that computes it is returned.
+    plan that computes it is returned. Operands are taken for checked.
 
-    a [(batch,) M, K], b [(batch,) K, N], c [(batch,) M, N]. auxiliary: the other operands that the request speaks of,
-    in this order: the bias, contiguous, one value for each row or column of c; A's and B's scales, contiguous fp32, one
-    each, or M and N, or for "blocks" [K / 128 rounded up, M] and [N / 128 rounded up, K / 128 rounded up], as
-    torch._scaled_mm lays them out; where groups end, int32 [groups], ascending. Operands are taken for checked.
+    a is [(batch,) M, K], b [(batch,) K, N], c [(batch,) M, N]. `auxiliary` has the other operands that the request
+    speaks of, in this order:
+
+    - the bias, contiguous, one value for each row or column of c
+    - A's and B's scales, contiguous fp32: one each, or M and N, or for "blocks" [K / 128 rounded up, M] and [N / 128
+      rounded up, K / 128 rounded up], as torch._scaled_mm lays them out
+    - where groups end, int32 [groups], ascending
     """
     found = plan_for(a, b, c, request, auxiliary)
     found.run(a, b, c, auxiliary, request.alpha, request.beta)

@@ -52,11 +52,11 @@ Tuner = Callable[[GemmProblem, DeviceInfo], Selection]
 
 
 class Policy(NamedTuple):
-    """name: one of NAMES; bits: which tables are asked, as in `tables.lookup`; batch_invariant: whether products have
-    the bits of `batch_invariance.class_of`, where a call does not say."""
+    """What chooses."""
 
-    name: PolicyName = "cached"
-    bits: Bits = "same"
+    name: PolicyName = "cached"  # one of NAMES
+    bits: Bits = "same"  # which tables are asked, as in `tables.lookup`
+    # Whether products have the bits of `batch_invariance.class_of`, where a call does not say.
     batch_invariant: bool = False
 
 

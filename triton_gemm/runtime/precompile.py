@@ -36,19 +36,17 @@ SELECTING_S = 0.1  # between two calls of `selecting`: a selection takes less th
 
 @dataclass(frozen=True)
 class Precompiled:
-    """What was compiled. kernels: how many there are; compiled: of those, how many were not in the cache before;
-    problems: how many were given; failures: of problem or kernel, a sentence each; driver_module: why Triton's driver
-    module was not built, so that the machine with the GPU needs a C compiler, or None; cache: the folder of Triton's
-    cache; seconds: that it took; in_kits: how many more kernels kits have, which nothing compiles."""
+    """What was compiled."""
 
-    kernels: int
-    compiled: int
-    problems: int
-    cache: Path
-    seconds: float
-    failures: tuple[str, ...] = field(default=())
+    kernels: int  # how many there are
+    compiled: int  # of those, how many were not in the cache before
+    problems: int  # how many were given
+    cache: Path  # the folder of Triton's cache
+    seconds: float  # that it took
+    failures: tuple[str, ...] = field(default=())  # of problem or kernel, a sentence each
+    # Why Triton's driver module was not built, so that the machine with the GPU needs a C compiler; or None.
     driver_module: str | None = None
-    in_kits: int = 0
+    in_kits: int = 0  # how many more kernels kits have, which nothing compiles
 
 
 def compilables(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> dict[Hashable, Compilable]:
@@ -140,14 +138,20 @@ def precompile(
     """Compiles what every problem would run on, on each of the devices, under the policy that counts here, and the
     driver module that Triton builds with a C compiler. Choices that kits hold are not compiled.
 
-    devices: GPUs, here or not (`device_model.named_device`); cache: the folder that TRITON_CACHE_DIR will name, by
-    default Triton's own; workers: threads, by default one for each core; progress: called with how many kernels are
-    done, and of how many; selecting: before that as well, with how many problems' kernels are chosen, and of how many;
-    also: other selections for a problem to compile, as a tuner would time them; invariants: of problems whose calls say
-    whether they are batch-invariant, what they say. Biases are taken to have C's dtype, and to begin at multiples of 16
-    bytes as torch's do.
+    Biases are taken to have C's dtype, and to begin at multiples of 16 bytes as torch's do. Nothing may be launched
+    meanwhile.
 
-    Nothing may be launched meanwhile. Raises RuntimeError where Triton interprets kernels.
+    Args:
+        devices: GPUs, here or not (`device_model.named_device`).
+        cache: The folder that TRITON_CACHE_DIR will name, by default Triton's own.
+        workers: Threads, by default one for each core.
+        progress: Called with how many kernels are done, and of how many.
+        selecting: Called before that as well, with how many problems' kernels are chosen, and of how many.
+        also: Other selections for a problem to compile, as a tuner would time them.
+        invariants: Of problems whose calls say whether they are batch-invariant, what they say.
+
+    Raises:
+        RuntimeError: Triton interprets kernels.
     """
     begin = time.perf_counter()
     in_kits: set[Hashable] = set()

@@ -57,16 +57,13 @@ def follow(changed: Callable[[], None]) -> None:
 
 
 class Wanted:
-    """Binaries that plans wait for, and the job that makes them.
-
-    by_python, by_cpp: calls without them, by who launched a stand-in. error: of the compilation; "": it has succeeded.
-    """
+    """Binaries that plans wait for, and the job that makes them."""
 
     def __init__(self, binaries: tuple[Hashable, ...], compiler: Compiler, job: Job) -> None:
         self.binaries, self.compiler, self.job = binaries, compiler, job
-        self.by_python, self.by_cpp = 0, c_int64()
+        self.by_python, self.by_cpp = 0, c_int64()  # calls without the binaries, by who launched a stand-in
         self.ordered = False
-        self.error: str | None = None
+        self.error: str | None = None  # of the compilation; "": it has succeeded
 
     def __reduce__(self) -> tuple[type, tuple[Job]]:
         return tuple, (self.job,)  # which alone workers are sent
@@ -89,15 +86,12 @@ class Wanted:
 
 
 class Available:
-    """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache.
-
-    binaries, configs: the binaries, and the configurations of the last ones. wanted: by binaries, what plans wait for.
-    """
+    """What this process has loaded for GPUs of one compute capability, or its workers have left in Triton's cache."""
 
     def __init__(self) -> None:
         self.binaries: set[Hashable] = set()
-        self.configs: dict[OfKernel, None] = {}
-        self.wanted: WeakValueDictionary[Hashable, Wanted] = WeakValueDictionary()
+        self.configs: dict[OfKernel, None] = {}  # of the last binaries
+        self.wanted: WeakValueDictionary[Hashable, Wanted] = WeakValueDictionary()  # by binaries, what plans wait for
 
     def add(self, device: DeviceInfo, problem: GemmProblem, selection: Selection) -> None:
         binaries, config = identities(device, problem, selection), (selection.kernel, selection.config)

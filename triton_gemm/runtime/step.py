@@ -31,20 +31,15 @@ _functions: dict[tuple[int, bytes], int] = {}  # by device and hash of the code;
 
 
 class Parameters(NamedTuple):
-    """A kernel's parameters, one after another, as the driver is shown them. Offsets are in bytes from the first.
+    """A kernel's parameters, one after another, as the driver is shown them. Offsets are in bytes from the first."""
 
-    packed: those that calls have in common, and zeros for others; offsets: of each; types: as Triton names them.
-    addresses: (offset, which of a call's addresses); alphas, betas: (offset, bytes); maps: (offset, which address) of
-    tensor maps, which are packed with another address.
-    """
-
-    packed: bytes
-    offsets: tuple[int, ...]
-    types: tuple[str, ...]
-    addresses: tuple[tuple[int, int], ...]
-    alphas: tuple[tuple[int, int], ...]
-    betas: tuple[tuple[int, int], ...]
-    maps: tuple[tuple[int, int], ...]
+    packed: bytes  # those that calls have in common, and zeros for others
+    offsets: tuple[int, ...]  # of each parameter
+    types: tuple[str, ...]  # of each, as Triton names them
+    addresses: tuple[tuple[int, int], ...]  # (offset, which of a call's addresses)
+    alphas: tuple[tuple[int, int], ...]  # (offset, bytes)
+    betas: tuple[tuple[int, int], ...]  # (offset, bytes)
+    maps: tuple[tuple[int, int], ...]  # (offset, which address) of tensor maps, which are packed with another address
 
     @property
     def sizes(self) -> list[int]:
@@ -108,20 +103,16 @@ def _tensor_map(part: TensorMap, box: tuple[int, int, int, tuple[int, ...]]) -> 
 
 
 class DriverLaunch(NamedTuple):
-    """What the driver launches, by Python or by C++, which reads these fields by their names (`compat/cpp/parse.h`).
-
-    grid: in CTAs, of which `cluster` are a cluster; threads: of a CTA; shared: bytes; parameters and what follows: as
-    `Parameters` has them.
-    """
+    """What the driver launches, by Python or by C++, which reads these fields by their names (`compat/cpp/parse.h`)."""
 
     function: int
-    grid: tuple[int, int, int]
-    threads: int
-    shared: int
+    grid: tuple[int, int, int]  # in CTAs, of which `cluster` are a cluster
+    threads: int  # of a CTA
+    shared: int  # bytes of a CTA
     cluster: int
     cooperative: bool
     pdl: bool
-    parameters: bytes
+    parameters: bytes  # this and what follows as `Parameters` has them
     offsets: tuple[int, ...]
     addresses: tuple[tuple[int, int], ...]
     alphas: tuple[tuple[int, int], ...]
@@ -139,9 +130,11 @@ class DriverLaunch(NamedTuple):
 class Step:
     """One launch of a plan on one device: compiled and loaded once, then launched on the values of a call.
 
-    names: of these values: alpha and beta, then the operands, of which a value is the address; capability: the compute
-    capability that it is planned for; foreign: whether kits of another Triton may have its machine code, or else those
-    of the installed one; None: none may.
+    Args:
+        names: Of these values: alpha and beta, then the operands, of which a value is the address.
+        capability: The compute capability that it is planned for.
+        foreign: Whether kits of another Triton may have its machine code, or else those of the installed one. None:
+            none may.
     """
 
     def __init__(

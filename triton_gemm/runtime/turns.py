@@ -34,10 +34,11 @@ log = logging.getLogger("triton_gemm.learning")
 
 
 class Turn:
-    """Of a plan. own: what C++ has, too: calls until Python takes one; what the next call is to do (TELLS, SAYS, or 0);
-    the stream that a call has said. product: the learner's own."""
+    """How the calls of a plan are counted, and asked to do more."""
 
     def __init__(self, product: Any) -> None:
+        # `product` is the learner's own. `own` is what C++ has too: calls until Python takes one; what the next call
+        # does (TELLS, SAYS, or 0); the stream that a call has said.
         self.product, self.own, self._read = product, (c_int64 * 3)(NEVER, 0, -1), NEVER
 
     def calls(self) -> int:
@@ -65,9 +66,9 @@ class Turn:
 
 
 class Job(ctypes.Structure):
-    """As C++ has it (`compat/cpp/launch.h`). withdrawn: whether no call is to launch it any more."""
+    """As C++ has it (`compat/cpp/launch.h`)."""
 
-    withdrawn = True
+    withdrawn = True  # whether no call is to launch it any more
 
     _fields_ = (
         *((name, c_int64) for name in ("until", "inside", "launched", "device")),

@@ -103,25 +103,28 @@ def python() -> str | None:
 
 
 class Question:
-    """A job that is answered by what a function returns in the process, which finds it by its name. answer: None where
-    there is none; error: why, or "" once it is answered; calls: as for a `Compiler`, before all that is compiled."""
+    """A job that is answered by what a function returns in the process, which finds it by its name."""
 
-    calls = sys.maxsize
+    calls = sys.maxsize  # as for a `Compiler`: before all that is compiled
 
     def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
         self.function, self.arguments = function, arguments
-        self.answer: Any = None
-        self.error: str | None = None
+        self.answer: Any = None  # None where there is none
+        self.error: str | None = None  # why, or "" once it is answered
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return partial, (self.function, *self.arguments)  # which alone workers are sent
 
 
 class Worker:
-    """One process after another, for one thread. target: what the process is told first, with the hash of Triton's
-    files: for `main` the DeviceInfo that plans are made for, and the compute capability that the GPU has. nice: what is
-    added to the niceness of processes; nothing for a tuner, which waits for them. on_made: called with the machine code
-    of each job."""
+    """One process after another, for one thread.
+
+    Args:
+        target: What the process is told first, with the hash of Triton's files. For `main` that is the DeviceInfo that
+            plans are made for, and the compute capability that the GPU has.
+        nice: Added to the niceness of processes; nothing for a tuner, which waits for them.
+        on_made: Called with the machine code of each job.
+    """
 
     def __init__(
         self,

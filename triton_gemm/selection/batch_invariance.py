@@ -1,8 +1,8 @@
 """Batch invariance: one class of bits for all numbers of rows, so that a row of C depends on no other row of A.
 
-The class is chosen from N, K, B's unit stride, dtype, precision, scales and epilogue alone: of those that can multiply
-any number of rows, wherever operands lie, the one whose predicted times for COMPARED numbers of rows have the smallest
-product. A product then runs on the fastest candidate of that class.
+The class is chosen from N, K, B's unit stride, dtype, precision, scales and epilogue alone. Only classes count that can
+multiply any number of rows, wherever operands lie. Of these it is the one whose predicted times for COMPARED numbers of
+rows have the smallest product. A product then runs on the fastest candidate of that class.
 """
 
 from __future__ import annotations

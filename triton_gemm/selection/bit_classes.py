@@ -1,10 +1,10 @@
 """Classes of bits: which ways to compute a product give the same bits for the same operands.
 
-The bits of a result depend on the order in which products are added and rounded along K, and on no more: which
-instruction adds how many of them, where partial sums end and how those are added, and which of C's elements that is so
-for. How large tiles are, which program computes them and when, how operands come to it, and whether they are copied
-first, does not matter. Nor do swapped operands, unless they have planes or scales, which are multiplied A's first. Each
-kernel's module says in which order it sums (`order_of_sums`).
+The bits of a result depend on the order in which products are added and rounded along K, and on no more. That order is
+which instruction adds how many of them, where partial sums end and how those are added, and which of C's elements that
+is so for. How large tiles are, which program computes them and when, how operands come to it, and whether they are
+copied first, does not matter. Nor do swapped operands, unless they have planes or scales, which are multiplied A's
+first. Each kernel's module says in which order it sums (`order_of_sums`).
 
 Equal classes of two candidates for one problem mean equal bits. Unequal ones need not mean unequal bits: where equality
 was not measured (`tests/gpu/selection/test_bit_classes_gpu.py`), classes are told apart.
@@ -22,8 +22,8 @@ from .select import Selection, given
 
 
 def bit_class(problem: GemmProblem, way: Selection | Candidate) -> str:
-    """The class of bits of a way to compute `problem`, as the call has it: a short description, equal for two of them
-    only where they give the same bits on the same GPU, on the same versions of this package and Triton.
+    """The class of bits of a way to compute `problem`, as the call has it: a short description. Two ways have equal
+    ones only where they give the same bits on the same GPU, on the same versions of this package and Triton.
 
         bf16, tensor cores, one sum along K
         bf16, tensor cores, K in 4 parts of 1024

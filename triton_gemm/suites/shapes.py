@@ -15,33 +15,25 @@ ITEMSIZE = 2  # bytes of fp16 and bf16, which all suites are measured in
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of one GEMM, how its operands lie, and how it is called.
-
-    name: where it comes from; batch: how many GEMMs, or None for 2-D operands; layout: how A and B lie, "n" row-major
-    and "t" column-major (a weight of torch.nn.Linear makes "nt"); pad: elements by which rows are further apart than
-    they are long; offset: elements of storage before the first; bias: one value a column ("n"), a row ("m") or None;
-    activation: of the epilogue, or None; scales: None, or the operands' scales as `triton_gemm.scaled_matmul` takes
-    them: "tensor", "rows" or "blocks"; given_out: whether C is handed over or allocated by the call; weights: the
-    number of layers, each with its own B, that calls cycle through, with all results kept; 0 repeats one GEMM.
-    trained: whether B requires grad. grouped: whether the batch is one grouped GEMM, with M rows in each group.
-    """
+    """The sizes of one GEMM, how its operands lie, and how it is called."""
 
     M: int
     N: int
     K: int
     _: KW_ONLY
-    name: str = ""
-    batch: int | None = None
-    layout: str = "nn"
-    pad: int = 0
-    offset: int = 0
-    bias: str | None = None
-    activation: str | None = None
+    name: str = ""  # where it comes from
+    batch: int | None = None  # how many GEMMs, or None for 2-D operands
+    layout: str = "nn"  # how A and B lie: "n" row-major, "t" column-major; a weight of torch.nn.Linear makes "nt"
+    pad: int = 0  # elements by which rows are further apart than they are long
+    offset: int = 0  # elements of storage before the first
+    bias: str | None = None  # one value a column ("n"), a row ("m") or None
+    activation: str | None = None  # of the epilogue, or None
+    # None, or the operands' scales as `triton_gemm.scaled_matmul` takes them: "tensor", "rows" or "blocks".
     scales: str | None = None
-    given_out: bool = True
-    weights: int = 0
-    trained: bool = False
-    grouped: bool = False
+    given_out: bool = True  # whether C is handed over or allocated by the call
+    weights: int = 0  # layers, each with its own B, that calls cycle through, with all results kept; 0 repeats one GEMM
+    trained: bool = False  # whether B requires grad
+    grouped: bool = False  # whether the batch is one grouped GEMM, with M rows in each group
 
     @property
     def key(self) -> str:

@@ -11,22 +11,18 @@ from .shapes import Shape, spaced
 
 @dataclass(frozen=True)
 class Suite:
-    """Shapes of one regime, and why they are a group.
-
-    regime(shape): whether a shape belongs; draw(random): another that does; kind: "graph" for kernel time, "host" for
-    Python's time of a call, "queue" for a call's share of a queue; unit: "TFLOPS", "GB/s" or "us"; cold: by how much
-    operand sets exceed L2; mode: a key of operands.MODE_DTYPES, or None for 16 bits.
-    """
+    """Shapes of one regime, and why they are a group."""
 
     name: str
     reason: str
     shapes: tuple[Shape, ...]
-    regime: Callable[[Shape], bool]
-    draw: Callable[[Random], Shape]
+    regime: Callable[[Shape], bool]  # whether a shape belongs
+    draw: Callable[[Random], Shape]  # another that does
+    # "graph" for kernel time, "host" for Python's time of a call, "queue" for a call's share of a queue.
     kind: str = "graph"
-    unit: str = "TFLOPS"
-    cold: float = 2.0
-    mode: str | None = None
+    unit: str = "TFLOPS"  # "TFLOPS", "GB/s" or "us"
+    cold: float = 2.0  # by what factor operand sets exceed L2
+    mode: str | None = None  # a key of operands.MODE_DTYPES, or None for 16 bits
 
 
 def unseen(suite: Suite, seed: int, count: int) -> tuple[Shape, ...]:

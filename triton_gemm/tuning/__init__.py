@@ -1,9 +1,10 @@
 """Tuning: choosing a GEMM's kernel and configuration by measurement, and storing it in a table.
 
-`recording` notes which products a program runs, `candidates` says what is worth timing for one, `race` which is timed
-when and which wins, `conditions` whether the GPU is fit to be measured, `gpu` measures, `journal` remembers what has
-failed, `session` goes from problem to problem and stores, `report` says what came of it. `comparison` times torch too.
-docs/tuning.md is about its use. What is not needed to record is imported when something is measured.
+`recording` notes which products a program runs. `candidates` says what is worth timing for one, and `race` which is
+timed when and which wins. `conditions` says whether the GPU is fit to be measured, and `gpu` measures. `journal`
+remembers what has failed. `session` goes from problem to problem and stores. `report` says what came of it.
+`comparison` times torch too. docs/tuning.md is about its use. What is not needed to record is imported when something
+is measured.
 """
 
 from __future__ import annotations

@@ -14,13 +14,12 @@ STEADY = 1.1  # p80/p20 limit of the reference GEMM's times; on a shared GPU the
 
 @dataclass(frozen=True)
 class Conditions:
-    """ms: of the reference GEMM, on settled clocks; mhz: the multiprocessors' clock under it, 0 if unknown; slowed: why
-    clocks are lower than they should be, in words; spread: the 80th percentile of its times over the 20th."""
+    """What a trial was measured under."""
 
-    ms: float
-    mhz: int = 0
-    slowed: tuple[str, ...] = ()
-    spread: float = 1.0
+    ms: float  # milliseconds of the reference GEMM, on settled clocks
+    mhz: int = 0  # the multiprocessors' clock under it, 0 if unknown
+    slowed: tuple[str, ...] = ()  # why clocks are lower than they should be, in words
+    spread: float = 1.0  # the 80th percentile of its times over the 20th
 
 
 def complaint(before: Conditions, after: Conditions, best_ms: float) -> str | None:

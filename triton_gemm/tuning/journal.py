@@ -26,10 +26,10 @@ ENDED = "the process ended, or was ended, during its first launch"
 
 
 class Journal:
-    """path: a file, or None where nothing can be kept; versions: of what is tuned with."""
+    """What is known of candidates from tunings before."""
 
     def __init__(self, path: Path | None, versions: str) -> None:
-        self.path, self.versions = path, versions
+        self.path, self.versions = path, versions  # a file, None where nothing can be kept; of what is tuned with
         self.me = _process(os.getpid())
         self.failures: dict[str, str] = {}
         self.stayed: set[str] = set()

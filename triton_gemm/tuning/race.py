@@ -72,27 +72,24 @@ class Bench(Protocol[_Way]):
 
 @dataclass(frozen=True)
 class Race(Generic[Way]):
-    """What came of it.
+    """What came of a race."""
 
-    way: the winner, which is the incumbent unless another was faster by more than noise; fastest: of all, noise or not;
-    ms: of a call, the winner's, the incumbent's and the fastest's in the final; noise: by how much the winner's time
-    over the incumbent's may be off, as a share, or the fastest one's where the incumbent stays; rounds: of the final;
-    timed: how many candidates, the incumbent included; failed: why others could not be; untried: those that there was
-    no time for; times: milliseconds of a call of each that was timed, by its last rounds' ratio to the incumbent and
-    the incumbent's last time, so that they can be compared; once: of a first call, of who was not timed because of it.
-    """
-
-    way: Way
-    fastest: Way
-    ms: float
-    incumbent_ms: float
-    fastest_ms: float
+    way: Way  # the winner, which is the incumbent unless another was faster by more than noise
+    fastest: Way  # of all, noise or not
+    ms: float  # milliseconds of a call of the winner in the final
+    incumbent_ms: float  # and of the incumbent
+    fastest_ms: float  # and of the fastest
+    # By how much the winner's time over the incumbent's may be off, as a share. Where the incumbent stays, that of the
+    # fastest one's.
     noise: float
-    rounds: int
-    timed: int
-    failed: Mapping[Way, str] = field(default_factory=dict)
-    untried: tuple[Way, ...] = ()
+    rounds: int  # of the final
+    timed: int  # how many candidates, the incumbent included
+    failed: Mapping[Way, str] = field(default_factory=dict)  # why others could not be timed
+    untried: tuple[Way, ...] = ()  # those that there was no time for
+    # Milliseconds of a call of each that was timed. They are its last rounds' ratio to the incumbent times the
+    # incumbent's last time, so that they can be compared.
     times: Mapping[Way, float] = field(default_factory=dict)
+    # Milliseconds of a first call, of who was not timed because of it.
     once: Mapping[Way, float] = field(default_factory=dict)
 
 
@@ -245,16 +242,15 @@ class _Field(Generic[Way]):
 
 @dataclass(frozen=True)
 class _Verdict:
-    """Of a final, by place in it: who is chosen, and who is fastest; whether more rounds would hardly change it; out:
-    who is surely too slow to be either; noise: of the chosen one's time over the incumbent's, or if that is the
-    incumbent, of the fastest one's; beaten: whether that is less than 1 by more than noise."""
+    """What a final says, by place in it."""
 
-    chosen: int
-    fastest: int
-    clear: bool
-    out: tuple[bool, ...]
+    chosen: int  # who is chosen
+    fastest: int  # who is fastest
+    clear: bool  # whether more rounds would hardly change it
+    out: tuple[bool, ...]  # who is surely too slow to be either
+    # Of the chosen one's time over the incumbent's, as a logarithm; if that is the incumbent, of the fastest one's.
     noise: float
-    beaten: bool
+    beaten: bool  # whether the chosen one's time over the incumbent's is less than 1 by more than noise
 
 
 def _judge(logs: Sequence[Sequence[float]], incumbent: int, defends: bool) -> _Verdict:

@@ -20,10 +20,13 @@ SHAPE_FIELDS = (
 )
 COLUMNS = ("calls", "torch us", "triton_gemm us", "ratio", "noise %", "torch's error", "our error")
 
-# "tuned": a selection was stored, unless `why` says that a table's stays; "stays": the model's choice was not beaten;
-# "not stored": the winner could not be written into a table; "known": it was tuned before, with resume=True; "refused":
-# the GPU was throttled or shared; "failed": the model's choice, or the operands, cannot be had; "no time": the budget
-# was spent.
+# "tuned": a selection was stored, unless `why` says that a table's stays.
+# "stays": the model's choice was not beaten.
+# "not stored": the winner could not be written into a table.
+# "known": it was tuned before, with resume=True.
+# "refused": the GPU was throttled or shared.
+# "failed": the model's choice, or the operands, cannot be had.
+# "no time": the budget was spent.
 Outcome = Literal["tuned", "stays", "not stored", "known", "refused", "failed", "no time"]
 
 

@@ -53,8 +53,8 @@ def candidates_of_rows(
     winners: Sequence[Algorithm],
     ranked: Sequence[Selection],
 ) -> list[Selection]:
-    """A few candidates that may win for a range of rows: of `ranked`, the model's choice and what it ranks next; those
-    of the model's choices for fewer rows of the range; and the last of `winners` for other numbers of rows."""
+    """A few candidates that may win for a range of rows. Of `ranked` it is the model's choice and what it ranks next.
+    Others are the model's choices for fewer rows of the range, and the last of `winners` for other numbers of rows."""
     choice = ranked[0]
     others = (select(replace(problem, M=M), device).algorithm for M in (fewest, (fewest + problem.M) // 2) if M)
 

@@ -80,11 +80,11 @@ class Wishes:
 
 @dataclass(frozen=True)
 class _Entrant:
-    """A problem with its candidates: the model's choice, then others; before: which of them a table has."""
+    """A problem with its candidates."""
 
     problem: GemmProblem
-    ways: tuple[Selection, ...]
-    before: Selection | None
+    ways: tuple[Selection, ...]  # the model's choice, then others
+    before: Selection | None  # which of them a table has
     left_out: tuple[tuple[str, str], ...]
 
 

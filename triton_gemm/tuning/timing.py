@@ -84,14 +84,13 @@ class Replay:
 class Queue:
     """Calls as Python makes them, without a graph: `start` makes `length` of them, one after another.
 
-    Its time is Python's alone or, with `drain`, lasts until the GPU is done with them all; in milliseconds a call.
-    keep: whether results live until all calls are made, so that each has an address of its own.
+    Its time is milliseconds a call: Python's alone or, with `drain`, until the GPU is done with them all.
     """
 
     calls: Sequence[Callable[[], object]]
     length: int
     drain: bool
-    keep: bool = False
+    keep: bool = False  # whether results live until all calls are made, so that each has an address of its own
 
     def start(self) -> Callable[[], float]:
         calls = [self.calls[i % len(self.calls)] for i in range(self.length)]

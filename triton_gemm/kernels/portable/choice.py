@@ -198,8 +198,9 @@ def _figures(precision: str, model: DeviceModel) -> tuple[Pace, tuple[float, flo
 
 
 def _kind(problem: GemmProblem, pace: Pace) -> tuple[str, int, int, int, int, float, float, bool]:
-    """What a tile's time depends on of a problem: its arithmetic, bytes of an element and of a sum, elements of A and
-    of B that are moved at once, what such a copy counts for, and whether B is K-major."""
+    """What a tile's time depends on of a problem. First come its arithmetic, and bytes of an element and of a sum. Then
+    come elements of A and of B that are moved at once, and what such a copy counts for. The last says whether B is
+    K-major."""
     (_, of_a), (_, of_b), _ = vectors(problem)
     sizes = problem.dtype.itemsize, itemsize_of_sums(problem)
     of_lines = [lines_of(layout, problem.dtype.itemsize, pace) for layout in (problem.a, problem.b)]

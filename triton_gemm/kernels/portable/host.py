@@ -161,9 +161,9 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: W
     """Why `device` cannot run `config` on `problem`, or None if it can.
 
     Within `TileConfig.illegal`'s limits ptxas still spills where a thread keeps too many addresses of vectors of A and
-    B in the main loop, or in the epilogue too much in addition to each accumulator: C's value, its address unless it
-    goes by 16 bytes, and the temporaries of activation, bias or partial sums. The limits were found by compiling every
-    configuration for every architecture.
+    B in the main loop. It also spills where the epilogue keeps too much in addition to each accumulator: C's value, its
+    address unless it goes by 16 bytes, and the temporaries of activation, bias or partial sums. The limits were found
+    by compiling every configuration for every architecture.
     """
     if device.capability < (8, 0):
         return f"needs compute capability 8.0 or newer, {device.name} has less"

@@ -76,9 +76,9 @@ def without_clusters(problem: GemmProblem) -> str:
 
 
 def _packings(problem: GemmProblem) -> list[tuple[str, ...]]:
-    """Which operands to copy first: both as planes; of fp32 those that TMA cannot read, and perhaps others, which then
-    are K-major; else those that TMA cannot read, and beside them none, or one whose rows begin inside of L2's
-    sectors."""
+    """Which operands to copy first. Both are where they are multiplied as planes. Of 16 bits those are that TMA cannot
+    read, and beside them none, or one whose rows begin inside of L2's sectors. Of other sizes those are that TMA cannot
+    read, and perhaps others, which then are K-major."""
     if problem.planes.count > 1:
         return [("a", "b")]
     itemsize = problem.dtype.itemsize
@@ -130,7 +130,7 @@ def schedules(
 
 def _reduced_parts(problem: GemmProblem, count: int, k_tiles: int, most: int) -> int:
     """Into how many parts to cut all of `count` tiles that a second launch is to add up: as many as fill one wave, less
-    those that make no part shorter; 0 for less than two, and for what such a launch cannot add."""
+    those that make no part shorter. It is 0 for less than two, and for what such a launch cannot add."""
     parts = min(most // count, k_tiles // SHORTEST_PART)
     if parts < 2 or problem.arithmetic.exact or problem.groups:
         return 0

@@ -12,12 +12,11 @@ from ...config import TileConfig
 
 @dataclass(frozen=True)
 class Config(TileConfig):
-    """BLOCK_N: a power of two or the sum of two of them, or with one wide `wgmma` any multiple of 8; num_warps: those
-    that multiply, four for each consumer; num_stages: of the ring; CLUSTER_M, CLUSTER_N: CTAs of a cluster along M and
-    along N, each with a tile of its own (`cluster`)."""
+    """A tile and its cluster. BLOCK_N is a power of two, or the sum of two of them, or with one wide `wgmma` any
+    multiple of 8. num_warps counts those that multiply, four for each consumer. num_stages is of the ring."""
 
-    CLUSTER_M: int = 1
-    CLUSTER_N: int = 1
+    CLUSTER_M: int = 1  # CTAs of a cluster along M, each with a tile of its own (`cluster`)
+    CLUSTER_N: int = 1  # and along N
 
     @property
     def ctas(self) -> int:

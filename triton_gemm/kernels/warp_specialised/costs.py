@@ -40,9 +40,9 @@ class Costs:
     # Of a k-tile's products
     step: Mapping[str, float]  # us of wgmma for 128 bytes along K of a tile, "128x256", at the highest clock
     stage: tuple[float, float]  # us of handing a stage of the ring over: of operands of 16 bits, of others
-    # us of adding a k-tile's sums outside of the tensor cores: for a TILE of tiles whose width is a multiple of 64; of
-    # others; for each doubling of a cluster's CTAs, which wait for the slowest; for a second wave; and for scales of
-    # blocks, a TILE in one wave.
+    # us of adding a k-tile's sums outside of the tensor cores. The first is for a TILE of tiles whose width is a
+    # multiple of 64, the second of others. The third is for each doubling of a cluster's CTAs, which wait for the
+    # slowest. The fourth is for a second wave. The last is for a TILE with scales of blocks, in one wave.
     promotion: tuple[float, float, float, float, float]
     # Of what enters an SM's shared memory
     line: float  # us of a line from L2

@@ -62,9 +62,9 @@ def copied(problem: GemmProblem, config: Config) -> tuple[int, int]:
 
 
 def part_columns(problem: GemmProblem, config: Config) -> tuple[int, int]:
-    """Columns of C that a warpgroup stores at once, and those of narrower stores for the rest of the width, or 0: as
-    many as take 32 registers of a thread, for 64 rows 128 bytes, which TMA's swizzle spans; half of them where pointers
-    to C take registers, half where C's elements do."""
+    """Columns of C that a warpgroup stores at once, and those of narrower stores for the rest of the width, or 0. They
+    take 32 registers of a thread: for 64 rows 128 bytes, which TMA's swizzle spans. They are half as many where
+    pointers to C take registers, and where C's elements do."""
     if wide_mma(problem, config):
         return wide_columns(config)
     columns = max(_most_columns(config) >> (not c_by_tma(problem)) >> problem.has_beta, 8)

@@ -1,5 +1,5 @@
-"""Widths that fill whole waves: tiles as wide as makes the busiest multiprocessor's work least; and of more waves
-than that can be said of, widths that divide C's into equal columns of tiles, so that none computes much beyond C."""
+"""Widths that fill whole waves: tiles as wide as makes the busiest multiprocessor's work least. For more waves than
+that can be said of, widths divide C's into equal columns of tiles, so that none computes much beyond C."""
 
 from __future__ import annotations
 
