@@ -45,8 +45,9 @@ MENU = {
         "../perf/results/*/bench/*/README",
     ],
     "Reference": ["api", "cli", "What the wheel holds <package>", "../CHANGELOG"],
-    "Contribute": ["../CONTRIBUTING", "adding-a-kernel", "adding-a-rung", "../tests/README", "log", "release"],
+    "Contribute": ["../CONTRIBUTING", "adding-a-kernel", "adding-a-rung", "../tests/README", "log/README", "release"],
 }
+LISTS = {"docs/exercises": "exercises/*", "docs/log/README": "*"}  # pages of which others of the menu are parts
 INTERACTIVE = {"explorer": "Explorer", "player": "Player", "picker": "Beat the picker"}  # files of `perf.ladder`
 LINK = re.compile(r"\[([^]\n]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -55,7 +56,7 @@ version = release = triton_gemm.__version__
 copyright = "the triton_gemm authors"
 root_doc = "README"
 include_patterns = [
-    "*.md", "docs/*.md", "docs/*.rst", "docs/ladder/*.md", "docs/exercises/*.md", "tests/*.md",
+    "*.md", "docs/*.md", "docs/*.rst", "docs/ladder/*.md", "docs/log/*.md", "docs/exercises/*.md", "tests/*.md",
     "perf/results/*/*.md", "perf/results/*/bench/*/*.md",
 ]  # fmt: skip
 # Sources that pages link to, and the notebook, are pages themselves.
@@ -98,8 +99,8 @@ def _read(sphinx: Sphinx, page: str, source: list[str]) -> None:
         for caption, pages in MENU.items():
             lines = "\n".join(name.replace("<", "<docs/") if "<" in name else f"docs/{name}" for name in pages)
             source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n:caption: {caption}\n\n{lines}\n```\n"
-    elif page == "docs/exercises":
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nexercises/*\n```\n"
+    elif page in LISTS:
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{LISTS[page]}\n```\n"
     elif "/bench/" in page and not page.endswith("/README"):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
     elif page.startswith("docs/ladder"):  # `make docs` writes the interactive pages

@@ -17,7 +17,7 @@ Capability = tuple[int, int]
 SHARED_BYTES_PER_CLOCK = 128  # 32 banks of 4 bytes an SM; Programming Guide, "Shared Memory"
 L2_BYTES_PER_CLOCK = 64  # the width of an SM's port
 L2_SHARE_PER_CLOCK = 5120 / 108  # an SM's share of L2's read bandwidth; NVIDIA A100 whitepaper, taken for most
-HOPPERS_L2_SHARE = 60  # measured where loads bind: an H200's kernel without clusters, its 233 ns in docs/log.md
+HOPPERS_L2_SHARE = 60  # measured where loads bind: an H200's kernel without clusters, 233 ns in docs/log/pipeline.md
 
 # Above these a measurement is wrong until shown otherwise: ratio to cuBLAS for half precision, TFLOPS on HOPPERS.
 SUSPICIOUS_RATIO = 1.10

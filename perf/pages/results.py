@@ -35,7 +35,7 @@ KINDS: dict[str, Records] = {  # by the block that shows them
 @dataclass(frozen=True)
 class Results:
     """What is committed, in the order of GPUs: reports, sweeps, and records of KINDS. Of each GPU those with its newest
-    Triton; older ones are evidence of docs/log.md. calls: Python's time of calls."""
+    Triton; older ones are evidence of docs/log. calls: Python's time of calls."""
 
     records: list[Record]
     sweeps: list[Sweep]

@@ -66,7 +66,7 @@ BEFORE_SHIFTING = (COMMITTED, NEWEST, WIDTHS)
 
 def of_whole_tiles(measured: Measured) -> Measured:
     """Without the warp-specialised kernel's tiles that pass the end of C, which are shifted today: it took other times
-    for them (docs/log.md, "Tiles past the end of C")."""
+    for them (docs/log/edge-tiles.md)."""
 
     def whole(candidate: Candidate) -> bool:
         problem, config = candidate.problem, candidate.algorithm.config
@@ -84,7 +84,7 @@ def of_whole_tiles(measured: Measured) -> Measured:
 GOOD: dict[Path, tuple[float, float, set[str]]] = {
     # Of Triton 3.6, without clusters.
     COMMITTED: (0.02, 0.15, set()),
-    # Drawn; of few rows cut along K one of 26 %. By its form the model knows no better (docs/log.md, The cost model).
+    # Drawn; of few rows cut along K one of 26 %. By its form the model knows no better (docs/log/choosing.md).
     DRAWN: (0.03, 0.05, {"17 to 32 rows"}),
     # Many M of four weights.
     OF_WEIGHTS: (0.03, 0.04, set()),

@@ -13,7 +13,9 @@ from triton_gemm.ladder.exercises import EXERCISES, SOLUTIONS, Exercise
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
-    path for folder in (".", "docs", "docs/ladder", "docs/exercises", "tests") for path in (ROOT / folder).glob("*.md")
+    path
+    for folder in (".", "docs", "docs/ladder", "docs/exercises", "docs/log", "tests")
+    for path in (ROOT / folder).glob("*.md")
 ]
 PAGES += (ROOT / "perf" / "results").rglob("*.md")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)

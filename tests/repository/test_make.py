@@ -147,7 +147,9 @@ def test_contributing_and_help_show_the_same_commands() -> None:
 
 def test_documents_name_commands_that_are_there() -> None:
     commands = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    pages = [path for folder in (".", "docs", "docs/ladder", "tests") for path in (ROOT / folder).glob("*.md")]
+    pages = [
+        path for folder in (".", "docs", "docs/ladder", "docs/log", "tests") for path in (ROOT / folder).glob("*.md")
+    ]
     for path in pages:
         named = set(re.findall(r"`make ([a-z-]+)", path.read_text()))
         assert named <= commands, path.name

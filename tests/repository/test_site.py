@@ -8,7 +8,6 @@ from pathlib import Path
 import triton_gemm
 
 ROOT = Path(__file__).parents[2]
-LONG = {"log.md"}
 
 
 def undocumented(reference: str) -> set[str]:
@@ -23,6 +22,5 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_no_page_is_too_long() -> None:
-    """One is: a log."""
     lengths = {path.name: len(path.read_text().splitlines()) for path in ROOT.glob("docs/**/*.md")}
-    assert {name for name, length in lengths.items() if length > 400} <= LONG
+    assert not {name for name, length in lengths.items() if length > 400}

@@ -122,7 +122,7 @@ def test_bfloat16_to_itself_and_to_float32(rung: Rung, out_dtype: torch.dtype) -
 def test_every_tile(rung: Rung, config: GemmConfig) -> None:
     assembler = get_ptxas(90).version
     if CLUSTERS and (assembler, rung.id, config.BLOCK_M, config.BLOCK_N) == ("13.0", "k09", 128, 256):
-        pytest.skip("ptxas of CUDA 13.0 miscompiles what Triton 3.9 gives it for this tile (docs/log.md)")
+        pytest.skip("ptxas of CUDA 13.0 miscompiles what Triton 3.9 gives it for this tile (docs/log/assemblers.md)")
     product = product_of(rung, config=config)
     if config not in rung.legal_configs(device_info(torch.device("cuda")), product.dtype):
         pytest.skip("does not fit this GPU")

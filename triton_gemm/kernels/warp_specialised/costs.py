@@ -22,7 +22,7 @@ GPC_SMS = 16  # at least, which programs of successive numbers are taken to fill
 HELD = 2  # slots of the ring that are not being filled: consumers read one, and have yet to free the one before
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
 # Energy of an element that enters an SM, in units of a product's: half of what clocks of products that run alone say,
-# as most take turns with others (perf/results/*/alone.csv, docs/log.md).
+# as most take turns with others (perf/results/*/alone.csv, docs/log/measuring.md).
 ENERGY_OF_ELEMENT = 30.0
 MOST_LIMITED = 3.0  # of energy over time at the power limit; up to 3 `sustained` grows with each of its arguments
 
