@@ -14,6 +14,7 @@ from math import exp
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -211,10 +212,8 @@ def test_what_fails_is_left_out_and_told() -> None:
 
 @pytest.mark.usefixtures("few")
 def test_a_lost_gpu_keeps_nothing(models: Path) -> None:
-    def lost(way: Selection) -> str | None:
-        raise DeviceLostError("it runs for more than 10 s")
-
     with pytest.raises(DeviceLostError):
+        lost = Mock(side_effect=DeviceLostError("it runs for more than 10 s"))
         calibrated(Lab(OTHER, model_without_calibration(OTHER), broken=lost))
     assert not models.exists()
 

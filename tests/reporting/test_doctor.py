@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -113,11 +114,7 @@ def test_a_triton_that_is_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not [found for found in look("versions") if "comes with" in found.says]
     monkeypatch.setattr(metadata, "requires", lambda name: ['triton==2.9.1; platform_system == "Linux"'])
     assert the_one("versions", "comes with Triton 2.9, and this is").status == "note"
-
-    def unknown(name: str) -> None:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "requires", unknown)
+    monkeypatch.setattr(metadata, "requires", Mock(side_effect=metadata.PackageNotFoundError("torch")))
     assert {found.status for found in look("versions")} <= {"good", "note"}
 
 
@@ -247,10 +244,7 @@ def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_examination_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> Any:
-        raise OSError("the disk\nis gone")
-
-    monkeypatch.setitem(doctor.EXAMINATIONS, "GPU", fails)
+    monkeypatch.setitem(doctor.EXAMINATIONS, "GPU", Mock(side_effect=OSError("the disk\nis gone")))
     found = doctor.examine()
     assert found.broken and Finding("GPU", "broken", "OSError: the disk") in found.findings
     assert look("policy")

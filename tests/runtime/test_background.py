@@ -7,6 +7,7 @@ import os
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -338,12 +339,8 @@ def test_a_takeover_that_fails_is_tried_again(gpu: Gpu, monkeypatch: pytest.Monk
     for made in (first, second, second):
         call(made)
     gpu.end()
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("out of memory")
-
     with monkeypatch.context() as patch:
-        patch.setattr(step, "compiled", fail)
+        patch.setattr(step, "compiled", Mock(side_effect=RuntimeError("out of memory")))
         patch.setattr(step, "compiled_before", lambda *_: None)
         with pytest.raises(RuntimeError, match="out of memory"):
             call(second)

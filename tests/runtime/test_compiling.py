@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -119,11 +120,8 @@ def test_a_worker_without_a_job_ends_and_another_starts() -> None:
 
 
 def test_who_has_no_workers_is_told_once() -> None:
-    def lost() -> None:
-        raise LostError("no processes")
-
     worker, said = IdleWorker(), []
-    worker.start = lost  # type: ignore[method-assign]
+    worker.start = Mock(side_effect=LostError("no processes"))  # type: ignore[method-assign]
     compiler = Compiler(lambda _: None, lambda: worker, 2, on_lost=said.append)  # type: ignore[arg-type,return-value]
     try:
         compiler.add([1, 2, 3])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support import plan_fakes
+from tests.support.noting import noted
 from triton_gemm.functional import api, fast_path, grouped, matrices, scaled
 from triton_gemm.runtime import plan
 
@@ -50,9 +51,7 @@ def test_calls_with_an_epilogue_share_the_fast_path(name: str, monkeypatch: pyte
     module, function, call = EPILOGUES[name]
     made = plan_fakes.take_plans_away(monkeypatch)
     a, b = random(64, 32), random(48, 32).mT
-    launched: list[object] = []
-    first = getattr(module, function)
-    monkeypatch.setattr(module, function, lambda *given: launched.append(given) or first(*given))
+    launched = noted(monkeypatch, module, function)
     expected = call(a, b)
     [one] = made
     for x in (a, a.clone()):
@@ -65,9 +64,7 @@ def test_calls_with_an_epilogue_share_the_fast_path(name: str, monkeypatch: pyte
 def test_a_gate_without_one_of_two_biases_does_not_share_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its zeros are made at every call."""
     plan_fakes.take_plans_away(monkeypatch)
-    launched: list[object] = []
-    compute = matrices.compute
-    monkeypatch.setattr(matrices, "compute", lambda *given: launched.append(given) or compute(*given))
+    launched = noted(monkeypatch, matrices, "compute")
     for _ in range(3):
         api.linear(random(64, 32), GATE, ROW, "swiglu", gate=GATE)
     assert len(launched) == 3

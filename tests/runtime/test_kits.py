@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -248,12 +249,8 @@ def test_other_errors_of_the_driver_are_the_call_s(
     monkeypatch.setattr(driver, "error_text", lambda _: "in words")
     for number in (2, 700):
         error = driver.DriverError("cuModuleLoadData", number)
-
-        def load(self: step.Step, made: MachineCode, error: Exception = error) -> None:
-            raise error
-
         with monkeypatch.context() as patch:
-            patch.setattr(step.Step, "_load", load)
+            patch.setattr(step.Step, "_load", Mock(side_effect=error))
             with pytest.raises(RuntimeError, match=f"CUDA error {number}: in words"):
                 made([], monkeypatch).compile(OPERANDS)
     assert code() == b"code" and warnings(caplog) == []

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -224,10 +225,7 @@ def test_two_threads_begin_once(new: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_thread_is_no_error(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     assert native_build.module() is None and native_build.state() == "can't start new thread"
 
 

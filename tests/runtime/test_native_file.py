@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -175,12 +176,8 @@ def test_a_file_stays_whole_when_its_replacement_fails(
     file: Path, compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = file.read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space left"):
             native_build.build(since=time.time() + 60)
     assert file.read_bytes() == content and not list(file.parent.glob(".build*"))

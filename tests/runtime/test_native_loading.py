@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import triton
@@ -21,11 +22,8 @@ from triton_gemm.runtime import native_build
 def test_what_a_signal_s_handler_raises_while_it_is_loaded_is_the_caller_s(
     error: BaseException, compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def handler(*_: object) -> None:
-        raise error
-
     native_build.build()
-    before = signal.signal(signal.SIGUSR1, handler)
+    before = signal.signal(signal.SIGUSR1, Mock(side_effect=error))
     try:
         with monkeypatch.context() as patch, pytest.raises(type(error)):
             patch.setattr(native_build, "_set_up", lambda _: signal.raise_signal(signal.SIGUSR1))

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 import triton_gemm
 from tests.support import fake_driver, plan_fakes
+from tests.support.noting import noted
 from tests.support.product_checks import fp32_precision
 from tests.support.threads import at_once
 from tests.support.tiers import one
@@ -350,12 +352,8 @@ def step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> step.Step:
 def test_a_failed_compilation_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves no lock that the next thread would wait for."""
     made = step_without_a_gpu(monkeypatch)
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("PassManager::run failed")
-
     with monkeypatch.context() as patch:
-        patch.setattr(step, "compiled", fail)
+        patch.setattr(step, "compiled", Mock(side_effect=RuntimeError("PassManager::run failed")))
         for _ in range(2):
             with pytest.raises(RuntimeError, match="PassManager"):
                 made.compile({})
@@ -530,9 +528,7 @@ def test_grouped_and_scaled_calls_share_the_fast_path(name: str, copied: bool, m
     module = scaled if name == "scaled" else grouped
     plan_fakes.take_plans_away(monkeypatch)
     monkeypatch.setattr(module, "_fast", fast_path.FastPath())
-    made: list[tuple[torch.Tensor, ...]] = []
-    launch = module.launch
-    monkeypatch.setattr(module, "launch", lambda *given: made.append(given) or launch(*given))
+    made = noted(monkeypatch, module, "launch")
     for _ in range(3):
         if name != "scaled":
             ends = torch.tensor([4, 0, 9, 0], dtype=torch.int32)[:: 2 if copied else 1]

@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -281,10 +282,7 @@ def test_a_compiler_that_hangs_keeps_no_other_one(monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_says_what_it_could_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fails(*_: Any) -> None:
-        raise ValueError("ptxas\ndied")
-
-    monkeypatch.setattr(precompile, "compiled", fails)
+    monkeypatch.setattr(precompile, "compiled", Mock(side_effect=ValueError("ptxas\ndied")))
     monkeypatch.setattr(precompile, "build_driver_module", lambda *_: None)
     made = precompile.precompile([problem_of()], [device_of_capability((7, 5)), HOPPER], cache=tmp_path)
     assert made.kernels == 0 and len(made.failures) == 2

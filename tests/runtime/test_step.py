@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -288,13 +289,10 @@ def test_a_launch_that_fails_says_so_and_the_next_works(what: str, every: Launch
 
 
 def test_an_interruption_leaves_the_next_launch_right(every: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     every.call(0, (1, 0, 16, 32, 48))
     for name in ("replace_address", "launch"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(hardware_driver, name, interrupted)
+            patch.setattr(hardware_driver, name, Mock(side_effect=KeyboardInterrupt))
             every.call(0, (2, 0, 64, 80, 96))
         every.call(0, (1, 0, 16, 32, 48))
     assert every.shown == 3 * [every.expected(1, 0, 16, 32, 48)]
@@ -427,11 +425,8 @@ def test_threads_load_machine_code_once(loaded: list[tuple[Any, ...]]) -> None:
 def test_what_could_not_be_loaded_is_loaded_by_the_next(
     loaded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("cuModuleLoadData failed")
-
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cuModuleLoadData failed"):
-        patch.setattr(hardware_driver, "load", refuse)
+        patch.setattr(hardware_driver, "load", Mock(side_effect=RuntimeError("cuModuleLoadData failed")))
         step.function_of(MADE, 0)
     assert at_once(lambda: step.function_of(MADE, 0)) == [200]
 

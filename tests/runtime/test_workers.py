@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -237,13 +238,9 @@ def test_after_an_interruption_the_next_call_begins_anew(
     driver = fake_driver.take_driver(monkeypatch)
     monkeypatch.setattr(step, "compiled", lambda launch, *_: launch)
     monkeypatch.setattr(step, "machine_code", fake_driver.made_up)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     places = {"choice": (plan, "_new_plan"), "compiler": (step, "compiled"), "loading": (hardware_driver, "load")}
     with monkeypatch.context() as patch:
-        patch.setattr(*places[where], interrupted)
+        patch.setattr(*places[where], Mock(side_effect=KeyboardInterrupt))
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 plan.multiply(a, b, c)
@@ -346,11 +343,7 @@ def test_a_plan_without_memory_launches_nothing_and_then_works(
     on_a_gpu.compiled = True
     on_a_gpu.shares = on_a_gpu.allocates = True
     on_a_gpu.names = ("a", "b", "c", "workspace", "counters")
-
-    def no_memory(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(plan, "workspace", no_memory)
+    monkeypatch.setattr(plan, "workspace", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory.")))
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         plan.multiply(a, b, c)
     assert launched == []

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -113,11 +114,7 @@ def test_a_kill_while_saving_loses_nothing(where: str, folder: Path, monkeypatch
 def test_a_full_disk_loses_nothing(folder: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
     store(problem_of(1))
     before = table_in(folder).read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     assert not store(problem_of(2)) and not store(problem_of(3))
     assert table_in(folder).read_bytes() == before and not list(folder.glob("*.tmp"))
     assert caplog.messages == [f"nothing is kept in {folder}: No space left on device"]
@@ -242,11 +239,7 @@ def test_a_full_disk_leaves_the_file_that_a_user_has_named(how: str, folder: Pat
     tables.export_to(out, HOPPER)
     before = out.read_bytes()
     store(problem_of(2))
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         tables.export_to(out, HOPPER) if how == "export" else tables.merge([out, table_in(folder)], out)
     assert out.read_bytes() == before and list(folder.parent.glob("out*")) == [out]
@@ -281,11 +274,7 @@ def test_what_cannot_be_replaced_stays_and_so_do_permissions(folder: Path, monke
     written = out.read_bytes()
     assert stat.S_IMODE(out.stat().st_mode) == 0o640 and files.load(out).table
     store(problem_of(1))
-
-    def refused(*_: Any) -> None:
-        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-
-    monkeypatch.setattr(os, "replace", refused)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(errno.EBUSY, os.strerror(errno.EBUSY))))
     with pytest.raises(OSError, match=f"{os.strerror(errno.EBUSY)}.*out.json"):
         tables.export_to(out, HOPPER)
     assert out.read_bytes() == written and not list(folder.parent.glob("*.tmp"))
@@ -297,11 +286,7 @@ def test_a_file_system_without_flock(code: int, folder: Path, monkeypatch: pytes
     store(problem_of(1))
     (folder / ".lock").touch()
     begin = time.monotonic()
-
-    def lacking(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", lacking)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(code, os.strerror(code))))
     files.has_flock.cache_clear()
     assert store(problem_of(2)) and found(problem_of(1)) and found(problem_of(2))
     with files.locked(folder), pytest.raises(TimeoutError), files.locked(folder, wait=False):

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import table_fakes
+from tests.support.noting import noted
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, another, chosen, entries, found, problem_of, problems, store, table_in
 from triton_gemm import kernels, tables
@@ -186,9 +187,7 @@ def test_there_are_no_more_parts_in_turn_than_steps() -> None:
 
 
 def test_where_there_is_no_table_a_look_at_each_folder_is_all(folder: Path, monkeypatch: Any) -> None:
-    looked: list[Any] = []
-    listdir = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path: looked.append(path) or listdir(path))
+    looked = noted(monkeypatch, os, "listdir", lambda path: path)
     monkeypatch.setattr(nvml, "power_limit", lambda uuid: pytest.fail("NVML was asked"))
     for M in range(1, 20):
         assert found(problem_of(M)) is None

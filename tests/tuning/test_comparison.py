@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import torch
 import triton_gemm
 from tests.support import table_fakes
 from tests.support.lab_fakes import FULL, FakeLab, bench_of, small
+from tests.support.noting import noted
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import tuning
 from triton_gemm.functional import routing
@@ -159,12 +161,8 @@ def test_torch_is_timed_beside_the_choice(tmp_path: Path) -> None:
 
 def test_torchs_faults_are_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = bench_of(small(), tmp_path)
-
-    def refuses(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("cuBLAS takes no such strides\nand more")
-
     with monkeypatch.context() as patch, pytest.raises(FailedError, match=r"^torch: RuntimeError: cuBLAS takes no"):
-        patch.setattr(torch, "mm", refuses)
+        patch.setattr(torch, "mm", Mock(side_effect=RuntimeError("cuBLAS takes no such strides\nand more")))
         bench.prepare(TORCH)
     with monkeypatch.context() as patch, pytest.raises(FailedError, match="torch: results are not finite"):
         patch.setattr(torch, "mm", lambda a, b, out: out)
@@ -259,12 +257,10 @@ def test_what_is_routed_does_not_count(
     tuned_on_the_cpu: Path, replays: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's product would be ours under `use`: the innermost rule refuses all meanwhile."""
-    seen: list[Any] = []
     rule = routing.Rule(frozenset(), frozenset(), None, "same bits")
     monkeypatch.setattr(routing, "_rules", [rule])
     monkeypatch.setattr(routing._overrides, "register", lambda: False)
-    mm = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, b, **how: seen.append(routing._rules[-1]) or mm(a, b, **how))
+    seen = noted(monkeypatch, torch, "mm", lambda *_, **how: routing._rules[-1])
     triton_gemm.compare([small()])
     refused = {one.refuses("mm", torch.ones(1), torch.ones(1)) for one in seen if one is not rule}
     assert seen and rule not in seen and refused == {"the predicate says no"} and routing._rules == [rule]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 import triton_gemm
 from tests.support import table_fakes
 from tests.support.lab_fakes import CPU, FULL, Event, FakePlan, bench_of, others, small
+from tests.support.noting import noted
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER
 from tests.tuning.test_of_torch import HAS
@@ -136,14 +138,7 @@ def test_what_hangs_later_is_noted_too(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_it_is_named_on_disk_while_it_runs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = bench_of(small(), tmp_path)
-    seen: list[int] = []
-    run = FakePlan.run
-
-    def looking(self: Any, *arguments: Any) -> None:
-        seen.append(len(list(tmp_path.iterdir())))
-        run(self, *arguments)
-
-    monkeypatch.setattr(FakePlan, "run", looking)
+    seen = noted(monkeypatch, FakePlan, "run", lambda *_: len(list(tmp_path.iterdir())))
     bench.prepare(others(small())[0])
     assert set(seen) == {1} and not list(tmp_path.iterdir())
 
@@ -448,14 +443,7 @@ def test_a_whole_calibration(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyP
 def test_the_policy_tune_tunes_by_itself(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for a problem; what won is served, and the model's choice where nothing did."""
     policies.set_tuner(tuning._choose)
-    asked: list[Any] = []
-    tune = tuning.tune
-
-    def noting(shapes: Any, **how: Any) -> Any:
-        asked.append((shapes, how["bits"], how["budget"]))
-        return tune(shapes, **how)
-
-    monkeypatch.setattr(tuning, "tune", noting)
+    asked = noted(monkeypatch, tuning, "tune", lambda shapes, bits, budget, **_: (shapes, bits, budget))
     with triton_gemm.policy("tune", bits="any"):
         first = policies.choose(small(), HOPPER, may_tune=True)
         assert policies.choose(small(), HOPPER, may_tune=True) == first
@@ -524,16 +512,11 @@ def test_devices_are_found_by_their_uuid(monkeypatch: pytest.MonkeyPatch) -> Non
     infos = [replace(HOPPER, uuid="first"), replace(HOPPER, uuid="second")]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(tuning, "device_info", lambda device: infos[device.index])
-    asked: list[Any] = []
-
-    def tune(shapes: Any, **how: Any) -> Any:
-        asked.append(how["device"])
-        return SimpleNamespace(shapes=[SimpleNamespace(selection=None)])
-
+    tune = Mock(return_value=SimpleNamespace(shapes=[SimpleNamespace(selection=None)]))
     monkeypatch.setattr(tuning, "tune", tune)
     monkeypatch.setattr(tuning, "journal_of", lambda _: Journal(None, "1"))
     tuning._chosen.cache_clear()
     second: DeviceInfo = infos[1]
     assert tuning._choose(small(), second) == policies.by_model(small(), second)
-    assert asked == [1] and tables.lookup(small(), second) is None
+    assert [call.kwargs["device"] for call in tune.mock_calls] == [1] and tables.lookup(small(), second) is None
     tuning._chosen.cache_clear()

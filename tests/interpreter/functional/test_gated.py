@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.support.epilogue_truth import activated
+from tests.support.noting import noted
 from tests.support.product_views import assert_as_near_as_torchs, draw, traced
 from triton_gemm.problem import GATES
 from triton_gemm.runtime import plan
@@ -58,8 +59,7 @@ def test_every_gate(dtype: torch.dtype, name: str, biases: str) -> None:
 def test_one_launch_for_a_pair_that_lies_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Halves of one weight, weights whose strides differ, transposed ones, and one that is expanded."""
     packed, x = draw(48, 32, dtype=BF16), draw(3, 5, 32, dtype=BF16)
-    multiply, seen = plan.multiply, []
-    monkeypatch.setattr(plan, "multiply", lambda *xs: (seen.append(xs[3].gate), multiply(*xs))[1])
+    seen = noted(monkeypatch, plan, "multiply", lambda *xs: xs[3].gate)
     pairs = {
         "halves": (packed[24:], packed[:24]),
         "strides": (packed[24:], draw(24, 64, dtype=BF16)[:, ::2]),
@@ -115,10 +115,7 @@ def test_only_the_gradients_asked_for_and_no_product_again() -> None:
 def test_a_checkpoint_keeps_operands_alone(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both run one kernel, and run it again backwards."""
     x, up, gate = draw(20, 8, dtype=BF16), draw(6, 8, dtype=BF16), draw(6, 8, dtype=BF16)
-    run, gated_ones = InterpretedPlan.run, []
-    monkeypatch.setattr(
-        InterpretedPlan, "run", lambda self, *given: (gated_ones.append(self.problem.gate), run(self, *given))[1]
-    )
+    gated_ones = noted(monkeypatch, InterpretedPlan, "run", lambda self, *_: self.problem.gate)
 
     def layer(x: torch.Tensor, up: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return triton_gemm.linear(x, up, activation="swiglu", gate=gate)

@@ -15,6 +15,7 @@ from tests.support import planted_bugs
 from tests.support.epilogue_truth import activated
 from tests.support.group_truth import assert_gated, gated
 from tests.support.kernel_mutants import kernels_with
+from tests.support.noting import noted
 from tests.support.product_views import assert_as_near_as_torchs, assert_vmap_is_each, draw, traced
 from triton_gemm.problem import GATES, GemmProblem
 from triton_gemm.runtime.plan import InterpretedPlan
@@ -35,11 +36,7 @@ def experts(dtype: torch.dtype, M: int = 40, N: int = 24, K: int = 32, groups: i
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each launch of a product whether it has a gate."""
-    run, seen = InterpretedPlan.run, []
-    monkeypatch.setattr(
-        InterpretedPlan, "run", lambda self, *given: (seen.append(self.problem.gate), run(self, *given))[1]
-    )
-    return seen
+    return noted(monkeypatch, InterpretedPlan, "run", lambda self, *_: self.problem.gate)
 
 
 @pytest.mark.parametrize("name", GATES)

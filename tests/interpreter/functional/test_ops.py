@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.support.epilogue_truth import activated
+from tests.support.noting import noted
 from tests.support.processes import printed
 from tests.support.product_views import draw, multiply_with_torch
 from tests.support.tiers import one
@@ -66,16 +67,11 @@ CALLS: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
 @pytest.fixture(params=["torch", "kernels"])
 def multiplier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Who computes the products that derivatives are made of: in the interpreter kernels take long."""
-    products: list[torch.Size] = []
     if request.param == "torch":
-
-        def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *request: Any) -> None:
-            products.append(c.shape)
-            multiply_with_torch(a, b, c, *request)
-
-        monkeypatch.setattr(plan, "multiply", multiply)
+        monkeypatch.setattr(plan, "multiply", multiply_with_torch)
+    products = noted(monkeypatch, plan, "multiply")
     yield request.param
-    assert request.param == "kernels" or products
+    assert products
 
 
 def torch_in_all_and_kernels_in_one(name: str, multiplier: str) -> set[str]:
@@ -152,11 +148,7 @@ def test_a_gradient_lies_as_its_operand() -> None:
 
 
 def test_only_the_gradients_that_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, ...]] = []
-    multiply = plan.multiply
-    monkeypatch.setattr(
-        plan, "multiply", lambda a, b, c, *how: (calls.append(tuple(c.shape)), multiply(a, b, c, *how))[1]
-    )
+    calls = noted(monkeypatch, plan, "multiply", lambda a, b, c, *_: tuple(c.shape))
     for which, products in (("x", [(20, 7), (20, 9)]), ("w", [(20, 7), (7, 9)]), ("bias", [(20, 7)])):
         values = {"x": draw(20, 9), "w": draw(7, 9), "bias": draw(7)}
         values[which].requires_grad_()
@@ -184,11 +176,7 @@ def test_gradients_of_out_dtype() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_the_gradient_of_a_bias_under_many_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """In 16 bits a product with ones, which is torch's sum."""
-    sizes = []
-    compute = matrices.compute
-    monkeypatch.setattr(
-        matrices, "compute", lambda x, *rest: (sizes.append((*x.a.shape, x.b.shape[-1])), compute(x, *rest))[1]
-    )
+    sizes = noted(monkeypatch, matrices, "compute", lambda x, *_: (*x.a.shape, x.b.shape[-1]))
     rows = ops.MANY_ROWS + 6
     a, b, grad = (torch.randint(-2, 3, size).to(dtype) for size in ((rows, 2), (2, 5), (rows, 5)))
     for shape in ((5,), (1, 5), (1, 1)):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import triton_gemm
 from tests.support.epilogue_truth import activated
+from tests.support.noting import noted
 from tests.support.product_checks import NAN
 from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_product, draw
 from tests.support.wrong_products import FACTORS, OF_PRODUCTS, assert_same_words, ones, torchs, with_nested, words
@@ -302,16 +303,12 @@ def test_a_precision_is_used_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_operands_are_multiplied_where_they_lie(
     a: torch.Tensor, b: torch.Tensor, shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    multiply, seen = plan.multiply, []
+    def where(*operands: Any) -> list[int]:
+        return [x.untyped_storage().data_ptr() for x in operands[:2]]
 
-    def watched(x: torch.Tensor, y: torch.Tensor, *rest: Any, **how: Any) -> None:
-        assert [z.untyped_storage().data_ptr() for z in (x, y)] == [z.untyped_storage().data_ptr() for z in (a, b)]
-        seen.append(tuple(x.shape))
-        multiply(x, y, *rest, **how)
-
-    monkeypatch.setattr(plan, "multiply", watched)
+    seen = noted(monkeypatch, plan, "multiply", lambda *given: (given[0].shape, where(*given)))
     assert_product(triton_gemm.matmul(a, b), a, b)
-    assert seen == shapes
+    assert seen == [(shape, where(a, b)) for shape in shapes]
 
 
 def test_a_bias_for_each_row_keeps_matrices_apart() -> None:
