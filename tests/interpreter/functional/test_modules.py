@@ -1,12 +1,17 @@
-"""Modules in the place of layers that are there."""
+"""Modules: in the place of layers that are there, copied, in checkpoints."""
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
+from tests.support.product_views import draw
 from triton_gemm.nn import GatedLinear, Linear
 
 
@@ -69,3 +74,75 @@ def test_what_makes_no_gated_layer(up: Any, gate: Any, how: dict[str, Any], kind
         GatedLinear.from_torch(torch.nn.Linear(*up), torch.nn.Linear(*gate), **how)
     with pytest.raises(TypeError, match="argument 'gate' must be Linear, not Bilinear"):
         GatedLinear.from_torch(torch.nn.Linear(2, 2), torch.nn.Bilinear(2, 2, 2))  # type: ignore[arg-type]
+
+
+def test_linear_is_a_drop_in() -> None:
+    theirs = torch.nn.Linear(9, 7)
+    ours = Linear(9, 7)
+    assert isinstance(ours, torch.nn.Linear) and list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    for x in (draw(9), draw(4, 9), draw(2, 3, 9)):
+        torch.testing.assert_close(ours(x), theirs(x))
+    torch.manual_seed(0)
+    ours = Linear(9, 7, False, dtype=torch.float16, activation="silu")
+    torch.manual_seed(0)
+    theirs = torch.nn.Linear(9, 7, False, dtype=torch.float16)
+    assert ours.bias is None and torch.equal(ours.weight, theirs.weight)
+    torch.testing.assert_close(ours(draw(4, 9).half()), torch.nn.functional.silu(theirs(draw(4, 9).half())))
+
+
+def test_linear_says_how_it_computes() -> None:
+    layer = Linear(9, 7, activation="relu", precision="tf32")
+    assert repr(layer) == "Linear(in_features=9, out_features=7, bias=True, activation='relu', precision='tf32')"
+    assert repr(Linear(9, 7)) == repr(torch.nn.Linear(9, 7))
+    with pytest.raises(ValueError, match=r"Linear\(\): activation must be one of"):
+        Linear(9, 7, activation="tanh")
+    with pytest.raises(ValueError, match=r"Linear\(\): swiglu takes a second weight: call linear .* with gate="):
+        Linear(9, 7, activation="swiglu")
+    with pytest.raises(ValueError, match=r"Linear\(\): precision says how fp32"):
+        Linear(9, 7, dtype=torch.float16, precision="tf32")
+
+
+def test_linear_is_copied_and_pickled() -> None:
+    layer, x = Linear(9, 7, activation="gelu"), draw(4, 9)
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(buffer, weights_only=False)):
+        assert torch.equal(other(x), layer(x)) and other.activation == "gelu"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant: bool) -> None:
+    layers = torch.nn.Sequential(Linear(9, 7, activation="gelu"), Linear(7, 9))
+    gradients = []
+    for run in (layers, lambda x: checkpoint(layers, x, use_reentrant=reentrant)):
+        x = draw(4, 9).requires_grad_()
+        layers.zero_grad()
+        run(x).sin().sum().backward()
+        gradients.append([x.grad, *(p.grad for p in layers.parameters())])
+    # Without gradients, as the reentrant one first runs it, the activation is fused and rounds once less.
+    torch.testing.assert_close(*gradients, **({} if reentrant else {"rtol": 0, "atol": 0}))
+
+
+class Quantized(torch.Tensor):
+    """A weight that implements F.linear and nothing else, as torchao's do (pytorch/ao#391)."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.linear:
+            input, weight, bias = args
+            return function(input, weight.as_subclass(torch.Tensor).round(), bias)  # type: ignore[attr-defined]
+        if function in (torch.Tensor.t, torch.Tensor.mm, torch.Tensor.matmul):
+            raise NotImplementedError(f"Quantized: {function}")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_layer_whose_weight_was_quantized(activation: Any) -> None:
+    layer = Linear(5, 3, activation=activation)
+    weight, x = layer.weight.detach() * 4, draw(2, 5)
+    del layer.weight
+    layer.weight = weight.as_subclass(Quantized)
+    expected = torch.nn.functional.linear(x, weight.round(), layer.bias)
+    torch.testing.assert_close(layer(x), expected if activation is None else expected.relu())

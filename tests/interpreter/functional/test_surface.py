@@ -24,7 +24,7 @@ from triton_gemm.runtime import plan
 
 HALF, BF16, FLOAT, DOUBLE, INT8 = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8
 DTYPES = [FLOAT, HALF, BF16]
-SIZE = st.sampled_from([0, 1, 2, 5, 17, 40])
+SIZE = st.sampled_from([0, 1, 2, 3, 5, 8, 16, 17, 31, 33, 40, 64, 65, 130])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,11 +38,12 @@ def poisoned_outputs() -> Iterator[None]:
 # --- Values ---
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(
-    *(st.sampled_from(list(BATCHES)), SIZE, SIZE, SIZE, st.sampled_from(DTYPES)),
-    *(st.sampled_from([*VIEWS, *EXPANDED]), st.sampled_from([*VIEWS, *EXPANDED]), st.booleans()),
-)
+ANY_BATCH = st.one_of(st.just("none"), st.sampled_from(list(BATCHES)))
+ANY_VIEW = st.sampled_from([*VIEWS, *EXPANDED])
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(ANY_BATCH, SIZE, SIZE, SIZE, st.sampled_from([*DTYPES, DOUBLE]), ANY_VIEW, ANY_VIEW, st.booleans())
 def test_matmul_of_any_batches_and_strides(
     batches: str, M: int, N: int, K: int, dtype: torch.dtype, lay_a: str, lay_b: str, out: bool
 ) -> None:
@@ -155,14 +156,6 @@ def test_a_residual_is_added_last(bias: tuple[int, ...] | None, name: str | None
         assert ((c.double() - truth).abs() <= 2.0**-8 * roundings * size + 2.0**-14).all()
 
 
-@pytest.mark.parametrize("name", [None, "relu", "gelu"])
-def test_derivatives_with_a_residual(name: str | None) -> None:
-    operands = [draw(*shape).double().requires_grad_() for shape in ((3, 4), (2, 4), (2,), (3, 2))]
-    product = lambda x, w, bias, residual: triton_gemm.linear(x, w, bias, name, residual=residual)  # noqa: E731
-    assert torch.autograd.gradcheck(product, operands, fast_mode=True, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(product, operands, fast_mode=True)
-
-
 def test_a_residual_of_vectors_and_of_batches() -> None:
     x, w, residual = draw(3, 20, 33), draw(9, 33), draw(3, 20, 9)
     one = triton_gemm.linear(x[0, 0], w, residual=residual[0, 0])
@@ -199,14 +192,6 @@ def test_later_calls_are_cast_as_the_first() -> None:
     for entered in (False, True, False, True):
         with torch.autocast("cpu", BF16, enabled=entered):
             assert {f(a, b).dtype for f in (triton_gemm.matmul, triton_gemm.mm)} == {BF16 if entered else FLOAT}
-
-
-def test_the_operator_that_adds_a_residual_is_sound() -> None:
-    operands = [draw(*shape).requires_grad_() for shape in ((20, 33), (33, 9), (20, 9), (9,))]
-    a, b, residual, bias = operands
-    for operator in (torch.ops.triton_gemm.gemm.default, torch.ops.triton_gemm.gemm_for_backward.default):
-        torch.library.opcheck(operator, (a, b, bias, 1, 1, "gelu"), {"residual": residual})
-    torch.library.opcheck(torch.ops.triton_gemm.gemm_for_backward.default, (a, b, bias, 1, 1, "relu"))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -319,19 +304,17 @@ def test_a_bias_for_each_row_keeps_matrices_apart() -> None:
 # --- out= ---
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, DOUBLE], ids=str)
 @pytest.mark.parametrize("name", ["matmul", "mm", "bmm", "mv", "addmm", "baddbmm"])
-def test_out_is_filled_where_it_lies(name: str) -> None:
+def test_out_is_filled_where_it_lies(name: str, dtype: torch.dtype) -> None:
     batch = (3,) if "bmm" in name else ()
-    a, b, input = draw(*batch, 20, 33), draw(*batch, 33, 9), draw(9)
+    a, b, input = (draw(*shape, dtype=dtype) for shape in ((*batch, 20, 33), (*batch, 33, 9), (9,)))
     operands = (a, b[..., 0]) if name == "mv" else (a, b)
     added = (input,) if "add" in name else ()
     function, shape = getattr(triton_gemm, name), torch.matmul(*operands).shape
-    buffer = torch.full((*shape[:-1], 3 * shape[-1]), NAN)
-    for out in (
-        torch.empty(shape),
-        buffer[..., : 2 * shape[-1] : 2],
-        torch.empty(shape[::-1]).permute(*range(len(shape))[::-1]),
-    ):
+    buffer = torch.full((*shape[:-1], 3 * shape[-1]), NAN, dtype=dtype)
+    turned = torch.empty(shape[::-1], dtype=dtype).permute(*range(len(shape))[::-1])
+    for out in (torch.empty(shape, dtype=dtype), buffer[..., : 2 * shape[-1] : 2], turned):
         before = out.stride()
         assert function(*added, *operands, out=out) is out and out.stride() == before
         assert_product(out, *operands, *added)
@@ -527,9 +510,3 @@ def test_autocast_does_not_hide_what_is_wrong() -> None:
     a, b = torch.ones(3, 4), torch.ones(4, 5, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="same dtype"):
         triton_gemm.mm(a, b, out=torch.empty(3, 5))
-
-
-def test_operands_on_two_devices_are_named() -> None:
-    a, b = torch.ones(3, 4, device="meta"), torch.ones(4, 5, dtype=torch.float16)
-    with pytest.raises(RuntimeError, match="two devices, meta and cpu"):
-        triton_gemm.mm(a, b)
