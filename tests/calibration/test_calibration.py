@@ -362,7 +362,6 @@ def test_the_doctor_says_which_model_it_is(monkeypatch: pytest.MonkeyPatch) -> N
 
 def file_of(info: DeviceInfo = OTHER) -> Path:
     path = kept.store(slower(info), info)
-    assert path is not None
     return path
 
 
@@ -557,7 +556,7 @@ def test_models_that_are_set_aside_are_named(devices: tuple[DeviceInfo, ...]) ->
     assert device_model.origin(OTHER) == "derived" and aside.exists()
     assert json.loads(told("cache", "ls", "--json")[1])["set_aside"] == [str(aside)]
     assert f"quarantined: {aside}" in told("cache", "ls")[1].replace("\n", "")
-    ((status, _, advice),) = (one for one in storage.stored(devices) if aside.name in one[1])  # type: ignore[misc]
+    ((status, _, advice),) = (one for one in storage.stored(devices) if aside.name in one[1])
     assert status == "note" and "move" in advice
 
 

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.experimental.gluon import language as gl
 
 from tests.support.fake_driver import sizes_in
+from tests.support.patches import replace_all
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER
 from triton_gemm import compat
@@ -249,7 +250,7 @@ def _stream_of_graph_trees() -> None:
     assert compat.stream_of_graph_trees(0) is None
     container = cudagraph_trees.get_container(0)
     assert container.tree_manager is None and "self.stream" in inspect.getsource(cudagraph_trees.CUDAGraphTreeManager)
-    container.tree_manager = SimpleNamespace(stream=SimpleNamespace(cuda_stream=7))  # type: ignore[assignment]
+    container.tree_manager = SimpleNamespace(stream=SimpleNamespace(cuda_stream=7))
     seen: list[int | None] = []
     other = threading.Thread(target=lambda: seen.append(compat.stream_of_graph_trees(0)))
     try:
@@ -286,7 +287,7 @@ def _forward() -> None:
     # As in a graph that Dynamo has traced: torch's Python knows of no level.
     level = torch._C._enter_dual_level()
     try:
-        x = torch._VF._make_dual(torch.ones(1), torch.ones(1), level=level)  # type: ignore[attr-defined]
+        x = torch._VF._make_dual(torch.ones(1), torch.ones(1), level=level)
         without = torch.ones(1)
         with TorchDispatchMode():
             watch(x)
@@ -404,8 +405,7 @@ def _launch_hooks() -> None:
     cases = (None, None, ""), (hooks(), hooks(), ""), (a, None, "a"), (None, b, "b"), (hooks(a, c), hooks(b), "acb")
     for enter, leave, expected in cases:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(triton.knobs.runtime, "launch_enter_hook", enter)
-            patch.setattr(triton.knobs.runtime, "launch_exit_hook", leave)
+            replace_all(patch, triton.knobs.runtime, launch_enter_hook=enter, launch_exit_hook=leave)
             found = compat.launch_hooks()
         assert (found is None) == (expected == "")
         if found is not None:
@@ -609,12 +609,12 @@ def _autotuner() -> None:
         inspect.Parameter.VAR_KEYWORD,
     ]
     assert kinds[2][0] == "config"
-    tuner.trial = lambda measure, config, meta: seen.append((config, meta)) or [1.0]  # type: ignore[method-assign]
+    tuner.trial = lambda measure, config, meta: seen.append((config, meta)) or [1.0]
     config = triton.Config({})
     assert tuner._bench(config=config, M=3) == [1.0] and seen == [(config, {"M": 3})]
     # What is tried comes from `prune_configs`, once for each tuning.
     assert "= self.prune_configs(kwargs)" in inspect.getsource(triton.runtime.Autotuner.run)
-    tuner.legal = lambda arguments: [arguments["M"]]  # type: ignore[method-assign]
+    tuner.legal = lambda arguments: [arguments["M"]]
     assert tuner.prune_configs({"M": 3}) == [3] and tuner.configs_timings == {}
 
 

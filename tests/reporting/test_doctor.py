@@ -15,6 +15,7 @@ import torch
 import triton
 
 from tests.support import table_fakes
+from tests.support.patches import replace_all
 from tests.support.table_fakes import problem_of
 from triton_gemm import tables
 from triton_gemm.hardware.gpus import named_device
@@ -43,9 +44,7 @@ def the_one(about: str, words: str) -> Finding:
 
 def with_gpu(monkeypatch: pytest.MonkeyPatch, *devices: Any) -> None:
     """torch sees GPUs, as far as doctor looks without launching anything."""
-    monkeypatch.setattr(doctor, "has_gpu", lambda: True)
-    monkeypatch.setattr(doctor, "_devices", lambda: devices)
-    monkeypatch.setattr(doctor, "driver_version", lambda: (13, 2))
+    replace_all(monkeypatch, doctor, has_gpu=lambda: True, _devices=lambda: devices, driver_version=lambda: (13, 2))
     monkeypatch.setattr(torch.version, "cuda", "13.2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(devices))
     monkeypatch.setitem(doctor.EXAMINATIONS, "product", lambda: iter(()))

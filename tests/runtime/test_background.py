@@ -14,6 +14,7 @@ import torch
 
 import triton_gemm
 from tests.support.fake_compiler import ROWS, SPLIT, Gpu, N, available, call, operands, own, own_jobs, planned
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from tests.support.threads import at_once
 from triton_gemm.compat import compiling_for
@@ -74,9 +75,7 @@ def test_most_called_is_compiled_first(gpu: Gpu) -> None:
     for made, count in ((few, 2), (many, 4), (by_cpp, 2)):
         for _ in range(count):
             call(made)
-    assert by_cpp.first_calls is not None and by_cpp.first_calls.stand_in is not None
     counter = by_cpp.first_calls.stand_in.calls
-    assert counter is not None
     counter.value += 9
     assert [wanted.calls for wanted in gpu.compiler.added] == [2, 4, 11]
 
@@ -182,8 +181,8 @@ def test_what_a_worker_has_sent_is_loaded_without_triton(gpu: Gpu, monkeypatch: 
     for made in (second, third):
         call(made)
         call(made)
-    binaries.receive({((9, 0), binary): binary for binary in own(second)})  # type: ignore[misc]
-    binaries.receive({((8, 0), binary): binary for binary in own(third)})  # type: ignore[misc]
+    binaries.receive({((9, 0), binary): binary for binary in own(second)})
+    binaries.receive({((8, 0), binary): binary for binary in own(third)})
     for name in ("compiled", "compiled_before"):
         monkeypatch.setattr(step, name, lambda *_: {}["asked of Triton"])
     gpu.end()
@@ -199,10 +198,9 @@ def test_what_a_worker_has_sent_is_loaded_without_triton(gpu: Gpu, monkeypatch: 
 
 
 def test_few_of_what_workers_have_sent_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries, "_received", {})
-    monkeypatch.setattr(binaries, "MAX_RECEIVED", 3)
+    replace_all(monkeypatch, binaries, _received={}, MAX_RECEIVED=3)
     for i in (1, 2, 3, 1, 4):
-        binaries.receive({((9, 0), i): i})  # type: ignore[dict-item]
+        binaries.receive({((9, 0), i): i})
     assert [*binaries._received.values()] == [3, 1, 4]
 
 
@@ -396,11 +394,8 @@ def test_workers_compile_what_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_pa
     made = background._compiler
     gpu = Gpu(monkeypatch)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(background, "_compilers", {})
-    monkeypatch.setattr(background, "_compiler", made)
-    monkeypatch.setattr(background, "WORKERS", 1)
-    monkeypatch.setattr(step, "compiled", launch.compiled)
-    monkeypatch.setattr(step, "compiled_before", launch.compiled_before)
+    replace_all(monkeypatch, background, _compilers={}, _compiler=made, WORKERS=1)
+    replace_all(monkeypatch, step, compiled=launch.compiled, compiled_before=launch.compiled_before)
     first, second, *_ = map(planned, ROWS)
     first.steps[0].launch.kernel.device_caches.pop("sm_90", None)
     try:

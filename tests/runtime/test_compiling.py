@@ -108,7 +108,7 @@ class IdleWorker:
 
 def test_a_worker_without_a_job_ends_and_another_starts() -> None:
     worker = IdleWorker()
-    compiler = Compiler(lambda _: None, lambda: worker, 1, idle_s=0.05)  # type: ignore[arg-type,return-value]
+    compiler = Compiler(lambda _: None, lambda: worker, 1, idle_s=0.05)
     try:
         for job in (1, 2):
             worker.ended.clear()
@@ -121,8 +121,8 @@ def test_a_worker_without_a_job_ends_and_another_starts() -> None:
 
 def test_who_has_no_workers_is_told_once() -> None:
     worker, said = IdleWorker(), []
-    worker.start = Mock(side_effect=LostError("no processes"))  # type: ignore[method-assign]
-    compiler = Compiler(lambda _: None, lambda: worker, 2, on_lost=said.append)  # type: ignore[arg-type,return-value]
+    worker.start = Mock(side_effect=LostError("no processes"))
+    compiler = Compiler(lambda _: None, lambda: worker, 2, on_lost=said.append)
     try:
         compiler.add([1, 2, 3])
         assert compiler.wait(10) and [str(x) for x in said] == ["no processes"]
@@ -134,7 +134,7 @@ def test_waiting_takes_no_negative_time() -> None:
     with pytest.raises(ValueError, match="timeout"):
         triton_gemm.wait_until_compiled(-1)
     with pytest.raises(TypeError, match="timeout"):
-        triton_gemm.wait_until_compiled("long")  # type: ignore[arg-type]
+        triton_gemm.wait_until_compiled("long")
 
 
 RANKS = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support import plan_fakes
-from tests.support.noting import noted
+from tests.support.patches import noted
 from triton_gemm.functional import api, fast_path, grouped, matrices, scaled
 from triton_gemm.runtime import plan
 

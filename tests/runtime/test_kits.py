@@ -16,6 +16,7 @@ import pytest
 import torch
 import triton
 
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm import compat, tables
 from triton_gemm.compat import MachineCode
@@ -201,9 +202,7 @@ def made(compiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> step.Step:
         compiled.append(launch)
         return MADE._replace(code=b"compiled")
 
-    monkeypatch.setattr(step, "compiled", compile)
-    monkeypatch.setattr(step, "compiled_before", lambda *_: None)
-    monkeypatch.setattr(step, "machine_code", lambda found: found)
+    replace_all(monkeypatch, step, compiled=compile, compiled_before=lambda *_: None, machine_code=lambda found: found)
     return step.Step(LAUNCH, ("alpha", "beta", "a", "b", "c"), capability=(9, 0))
 
 
@@ -280,8 +279,7 @@ def test_triton_is_not_hashed_where_kits_are(
 ) -> None:
     """`use()` has it hashed in the background where kernels are likely to be compiled."""
     hashed: list[bool] = []
-    monkeypatch.setattr(routing, "hash_triton_in_background", lambda: hashed.append(True))
-    monkeypatch.setattr(routing, "INTERPRETED", False)
+    replace_all(monkeypatch, routing, hash_triton_in_background=lambda: hashed.append(True), INTERPRETED=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(routing._overrides, "register", lambda: True)
     monkeypatch.setattr(routing._by_cpp, "change", lambda *_: None)
@@ -289,7 +287,7 @@ def test_triton_is_not_hashed_where_kits_are(
         shipped.unlink()
         monkeypatch.setenv("TRITON_GEMM_KIT", str(tmp_path / "own.kit") if has == "the user" else "1")
     native_file.setting.cache_clear()
-    routing._begin(SimpleNamespace(learn=False))  # type: ignore[arg-type]
+    routing._begin(SimpleNamespace(learn=False))
     assert hashed == [True] * (has == "none")
 
 
@@ -310,7 +308,7 @@ def ties(problem: GemmProblem = SQUARE, device: DeviceInfo = HOPPER) -> list[tup
 
 
 def write_kit_of(*selections: Selection, problem: GemmProblem = SQUARE, device: DeviceInfo = HOPPER) -> None:
-    made = {kit.key_of(x): x[0] for of in selections for x in binaries.identities(device, problem, of)}  # type: ignore[index]
+    made = {kit.key_of(x): x[0] for of in selections for x in binaries.identities(device, problem, of)}
     sources = kit.sources_of(LAUNCH.kernel)
     kits.SHIPPED.mkdir(exist_ok=True)
     kernels = {key: kit.Kernel(MADE._replace(symbol=name), sources) for key, name in made.items()}
@@ -380,7 +378,7 @@ def test_an_older_triton_runs_what_it_cannot_compile(older_triton: None) -> None
     """The choice has clusters where a kit holds it, and its launches are those that the kit was made from."""
     without = policies.choose(CLUSTERED, H100)
     wanted = in_forms_of_kits(CLUSTERED)
-    assert without.config.ctas == 1 < wanted.config.ctas  # type: ignore[attr-defined]
+    assert without.config.ctas == 1 < wanted.config.ctas
     with forms.of_kits():
         made = launches(CLUSTERED, wanted)
     write_kit_of(replace(wanted, kit=True), problem=CLUSTERED, device=H100)
@@ -442,7 +440,6 @@ def test_a_kit_that_is_refused_when_a_plan_is_made(
 def test_an_older_triton_uses_tables_of_the_kits(older_triton: None) -> None:
     (path,) = tables.SHIPPED.glob("*5120bit*")
     table = files.look(path).table
-    assert table is not None
     clustered = ((x, of) for x, of in table.entries.items() if getattr(of.algorithm.config, "ctas", 1) > 1)
     problem, entry = next(clustered)
     by_table = replace(entry.selection(problem, "shipped table"), kit=True)

@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,87 +23,24 @@ import torch
 import triton
 
 from tests.support import fake_driver
+from tests.support.native_calls import CALL, Call
 from tests.support.product_checks import fp32_precision
 from triton_gemm import compat
 from triton_gemm.functional import fast_path
 from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.kernels.launch import TensorMap
-from triton_gemm.problem import PRODUCT, SUM, Request
+from triton_gemm.problem import PRODUCT, Request
 from triton_gemm.runtime import native, plan, policies, workspace
 from triton_gemm.runtime import step as steps
 from triton_gemm.runtime.binaries import launches_on
 from triton_gemm.runtime.step import parameters_of
 from triton_gemm.selection import generation
-from triton_gemm.selection.select import select
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
-    yield fake_driver.install(monkeypatch, extension)
-
-
 def half(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.bfloat16)
-
-
-@dataclass
-class Call:
-    """Calls like one that was planned, by Python and then by C++."""
-
-    driver: fake_driver.Driver
-    a: torch.Tensor
-    b: torch.Tensor
-    auxiliary: tuple[torch.Tensor, ...] = ()
-    request: Request = SUM
-    out: torch.Tensor | None = None
-    operation: Any = "mm"
-    dispatched: bool = True
-    copies: bool = False
-
-    def __post_init__(self) -> None:
-        self.fast = fast_path.FastPath()
-
-    def take(self, **others: Any) -> torch.Tensor | None:
-        """The result of a call with these in the place of the first one's."""
-        return self.fast.take(**{name: others.get(name, getattr(self, name)) for name in CALL})[1]
-
-    def plan(self) -> plan.GemmPlan:
-        """Plans and compiles it, and calls it once, by Python."""
-        key, c = self.fast.take(**{name: getattr(self, name) for name in CALL})
-        assert c is None
-        made = self.out
-        if made is None:
-            made = self.a.new_empty((*self.a.shape[:-1], self.b.shape[-1]))
-        bias = "n" if len(self.auxiliary) > self.copies else None
-        problem = Request(self.request.alpha, self.copies, bias=bias).problem(self.a, self.b, made)
-        found = plan.GemmPlan(problem, select(problem, fake_driver.HOPPER), self.a.device)
-        found.compile(self.a, self.b, made, *self.auxiliary[: len(self.auxiliary) - self.copies])
-        self.fast.keep(key, fast_path.known(found, made, (self.a, self.a), (self.b, self.b), copies=self.copies))
-        self.driver.by_python.clear()
-        self.take()
-        return found
-
-    def by_python(self, **others: Any) -> tuple[torch.Tensor, list[tuple[bytes, ...]]]:
-        """The result of a call that Python makes, and the parameters of its launches."""
-        self.driver.by_python.clear()
-        table, self.fast.table = self.fast.table, None
-        c = self.take(**others)
-        self.fast.table = table
-        assert c is not None
-        return c, [x.parameters for x in self.driver.by_python]
-
-    def by_cpp(self, **others: Any) -> torch.Tensor | None:
-        """The result of a call that C++ makes; None where it leaves it to Python."""
-        self.driver.by_python.clear()
-        self.driver.seen.clear()
-        c = self.take(**others)
-        assert not (self.driver.seen and self.driver.by_python)
-        return c if self.driver.seen else None
-
-
-CALL = ("operation", "a", "b", "auxiliary", "request", "out", "dispatched")
 
 
 CASES = {
@@ -124,9 +60,7 @@ SMALL = half(256, 512), half(512, 768)
 @pytest.fixture
 def call(driver: fake_driver.Driver) -> Call:
     """One that C++ makes from now on."""
-    call = Call(driver, *SMALL)
-    call.plan()
-    return call
+    return Call(driver, *SMALL).planned()
 
 
 def comparable(
@@ -160,7 +94,7 @@ def test_the_driver_is_shown_what_triton_shows_it(driver: fake_driver.Driver, na
     assert call.by_cpp(request=Request(0.3, 1)) is call.out
     assert comparable(driver, found, [x.parameters for x in driver.seen]) == comparable(driver, found, expected)
     for step, *seen in zip(found.steps, driver.seen, driver.by_python or driver.seen, strict=True):
-        kernel = driver.kernels[step.entry.function]  # type: ignore[union-attr]
+        kernel = driver.kernels[step.entry.function]
         expected = fake_driver.launched(kernel, step.launch.grid, step.launch.cluster)
         assert [(x.grid, x.block, x.shared, x.attributes) for x in seen] == 2 * [expected]
         parameters = parameters_of(compat.machine_code(kernel), step.launch, step.places)
@@ -234,8 +168,7 @@ def test_attributes_are_those_of_triton(
 
 def test_a_result_is_made_as_by_python(driver: fake_driver.Driver) -> None:
     for a, b in (SMALL, (half(3, 64, 128), half(3, 128, 256)), (torch.empty(64, 96), torch.empty(96, 80))):
-        call = Call(driver, a, b)
-        call.plan()
+        call = Call(driver, a, b).planned()
         expected, _ = call.by_python()
         c = call.by_cpp()
         assert c is not None and type(c) is torch.Tensor and not c.requires_grad
@@ -425,8 +358,7 @@ def test_a_policy_that_is_equal_is_the_same(driver: fake_driver.Driver, monkeypa
 
 
 def test_fp32_is_multiplied_as_torch_is_set(driver: fake_driver.Driver) -> None:
-    call = Call(driver, torch.empty(64, 96), torch.empty(96, 80))
-    call.plan()
+    call = Call(driver, torch.empty(64, 96), torch.empty(96, 80)).planned()
     with fp32_precision("tf32"):
         assert call.by_cpp() is None
     with fp32_precision("ieee"):
@@ -438,9 +370,7 @@ def test_fp32_is_multiplied_as_torch_is_set(driver: fake_driver.Driver) -> None:
 
 @pytest.fixture
 def undispatched(driver: fake_driver.Driver) -> Call:
-    call = Call(driver, *SMALL, operation="matmul", request=PRODUCT, dispatched=False)
-    call.plan()
-    return call
+    return Call(driver, *SMALL, operation="matmul", request=PRODUCT, dispatched=False).planned()
 
 
 def test_calls_of_the_user_are_looked_at(undispatched: Call) -> None:
@@ -465,19 +395,17 @@ def test_calls_of_the_user_are_looked_at(undispatched: Call) -> None:
 
 def test_versions_count_writes(driver: fake_driver.Driver) -> None:
     for dispatched, writes in ((False, 1), (True, 0)):
-        call = Call(driver, *SMALL, operation="x", request=PRODUCT, out=half(256, 768), dispatched=dispatched)
-        call.plan()
-        before = call.out._version  # type: ignore[union-attr]
+        call = Call(driver, *SMALL, operation="x", request=PRODUCT, out=half(256, 768), dispatched=dispatched).planned()
+        before = call.out._version
         assert call.by_cpp() is call.out
-        assert call.out._version == before + writes  # type: ignore[union-attr]
+        assert call.out._version == before + writes
 
 
 def test_an_inference_tensor_is_written_by_the_dispatcher_alone(driver: fake_driver.Driver) -> None:
     with torch.inference_mode():
         out = half(256, 768)
     for dispatched in (False, True):
-        call = Call(driver, *SMALL, request=PRODUCT, out=half(256, 768), dispatched=dispatched)
-        call.plan()
+        call = Call(driver, *SMALL, request=PRODUCT, out=half(256, 768), dispatched=dispatched).planned()
         assert (call.by_cpp(out=out) is not None) == dispatched
 
 
@@ -486,8 +414,7 @@ def test_an_out_that_overlaps_an_operand_is_python_s(driver: fake_driver.Driver,
     memory = half(4 << 19)
     places = {"a": (256, 512), "b": (512, 768), "out": (256, 768)}
     a, b, out = (memory[at << 19 :][: M * N].view(M, N) for at, (M, N) in enumerate(places.values()))
-    call = Call(driver, a, b, (half(768),), out=out)
-    call.plan()
+    call = Call(driver, a, b, (half(768),), out=out).planned()
     assert call.by_cpp() is out
     if which == "auxiliary":
         assert call.by_cpp(auxiliary=(memory[3 << 19 :][:768],)) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +16,14 @@ B = torch.empty(4, 4, dtype=torch.bfloat16)
 STEP = native.DriverLaunch(1, (1, 1, 1), 32, 0, 1, False, False, b"", (), (), (), (), ())
 ENTRY = native.Entry(
     None, None, 0, native.Shape((4, 4), (4, 1), B.dtype), (), (32, 32, 32), False, False, 0, 0, 0, (0, 0), (STEP,)
-)  # type: ignore[arg-type]
+)
 
 
 @pytest.mark.parametrize("place", ["a", "b", "bias", "out"])
 @pytest.mark.parametrize("first", [0, 8])
 def test_whether_an_address_is_a_multiple_of_16_is_in_the_key(
-    place: str, first: int, extension: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, first: int, driver: fake_driver.Driver
 ) -> None:
-    fake_driver.install(monkeypatch, extension)
     table = native.table(native_build._module, 8)
     memory = torch.empty(64, dtype=B.dtype)
     assert memory.data_ptr() % 64 == 0

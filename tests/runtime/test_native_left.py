@@ -13,7 +13,7 @@ import torch
 import triton_gemm
 from tests.runtime.test_native_products import driver as driver
 from tests.support import fake_driver
-from tests.support.noting import noted
+from tests.support.patches import noted
 from triton_gemm.functional import routing
 from triton_gemm.selection import generation
 

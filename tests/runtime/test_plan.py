@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import triton_gemm
 from tests.support import fake_driver, plan_fakes
-from tests.support.noting import noted
+from tests.support.patches import noted, replace_all
 from tests.support.product_checks import fp32_precision
 from tests.support.threads import at_once
 from tests.support.tiers import one
@@ -228,8 +228,7 @@ def test_the_same_key_means_the_same_problem() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(plan, "MAX_PLANS", 8)
+    replace_all(monkeypatch, plan, PLANS={}, MAX_PLANS=8)
 
 
 def plan_of(M: int) -> plan.Plan:
@@ -294,7 +293,7 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
     monkeypatch.setattr(api.rules, "computable", lambda *_, **__: None)
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, c)
-    made.steps = [FakeStep()]  # type: ignore[list-item]
+    made.steps = [FakeStep()]
     kept: dict[Any, Any] = {}
 
     def fill(thread: int) -> None:
@@ -313,7 +312,7 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
     try:
         at_once(*(partial(fill, thread) for thread in range(4)))
     finally:
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
 
 
 def test_threads_with_the_same_new_problem_share_one_plan(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,8 +424,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     monkeypatch.setattr(ops, "_fast", fast_path.FastPath())
     for module in (plan, fast_path):
         monkeypatch.setattr(module, "current_device", lambda: 0)
-    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
-    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
+    replace_all(monkeypatch, plan, current_stream=lambda _: 0, ensure_context=lambda _: None)
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     monkeypatch.setattr(plan, "PLANS", {})
     return multiplied
@@ -446,7 +444,7 @@ def plan_by_hand(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor
     added = bias if name in ("addmm", "linear") else None
     x, y = (a, b.mT.mT) if name != "bmm" else (a[None], b[None])
     made = plan_without_a_gpu(a, b, half(64, 48))
-    made.names, made.allocates, made.steps = ("a", "b", "c", *["bias"] * (added is not None)), False, [FakeStep()]  # type: ignore[list-item]
+    made.names, made.allocates, made.steps = ("a", "b", "c", *["bias"] * (added is not None)), False, [FakeStep()]
     first, *_ = matrices.views(x, y, half(*x.shape[:-1], 48))
     plan.PLANS[key_of(*first, bias=added)] = made
     return added
@@ -546,7 +544,7 @@ def test_the_fast_path_says_that_it_writes(monkeypatch: pytest.MonkeyPatch) -> N
     checked = without_a_gpu(monkeypatch)
     a, b, out = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, out)
-    made.names, made.allocates, made.steps = ("a", "b", "c"), False, [FakeStep()]  # type: ignore[list-item]
+    made.names, made.allocates, made.steps = ("a", "b", "c"), False, [FakeStep()]
     plan.PLANS[key_of(a, b, out)] = made
     for version in (1, 2, 3):  # the first call is checked
         assert api.mm(a, b, out=out)._version == version
@@ -563,7 +561,7 @@ def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.Monke
     checked = without_a_gpu(monkeypatch)
     a, b, bias, step = half(64, 32), half(32, 48), half(48), FakeStep()
     made = plan_without_a_gpu(a, b, half(64, 48))
-    made.names, made.allocates, made.steps = ("a", "b", "c", "bias"), False, [step]  # type: ignore[list-item]
+    made.names, made.allocates, made.steps = ("a", "b", "c", "bias"), False, [step]
     plan.PLANS[key_of(a, b, half(64, 48), bias=bias)] = made
     for alpha in (1, 0.5, -2.0):
         api.addmm(bias, a, b, alpha=alpha)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.patches import replace_all
 from triton_gemm.hardware.device import INTERPRETER, device_of_capability
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import PRODUCT, GemmProblem, Request
@@ -38,8 +39,7 @@ class FakeDriver:
         monkeypatch.setattr(plan, "current_stream", lambda index: 70 + index)
         monkeypatch.setattr(plan, "ensure_context", self.contexts.append)
         monkeypatch.setattr(step.kits, "code_of", lambda *_: None)
-        monkeypatch.setattr(step, "compiled", self.compile)
-        monkeypatch.setattr(step, "machine_code", lambda launch: launch)
+        replace_all(monkeypatch, step, compiled=self.compile, machine_code=lambda launch: launch)
         monkeypatch.setattr(step.Step, "_load", lambda made, launch: self.load(made, launch))
         monkeypatch.setattr(plan, "workspace", self.workspace)
         monkeypatch.setattr(torch.cuda, "device", self.on_device)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.support.patches import replace_all
 from tests.support.plan_fakes import FakePlan, take_plans_away
 from tests.support.table_fakes import HOPPER, another, problem_of, store
 from tests.support.threads import at_once
@@ -216,8 +217,7 @@ def test_nothing_is_timed_where_launches_are_recorded(
     store(problem_of())
     context: Any = triton_gemm.policy("tune")
     if where == "a capture":
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        replace_all(monkeypatch, torch.cuda, is_available=lambda: True, is_current_stream_capturing=lambda: True)
     elif where == "a compiler":
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     elif where == "the interpreter":

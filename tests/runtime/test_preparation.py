@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, skip_init
 
 import triton_gemm
 from tests.support import plan_fakes
-from tests.support.noting import noted
+from tests.support.patches import noted
 from tests.support.table_fakes import HOPPER
 from triton_gemm import layers, preparation
 from triton_gemm.hardware.gpus import named_device
@@ -181,7 +181,7 @@ class Quantized(torch.Tensor):
 
 def with_weight(weight: torch.Tensor | None, kind: type[torch.nn.Linear] = torch.nn.Linear) -> torch.nn.Linear:
     made = kind(8, 8, dtype=BF16)
-    made.weight = None if weight is None else torch.nn.Parameter(weight, requires_grad=False)  # type: ignore[assignment]
+    made.weight = None if weight is None else torch.nn.Parameter(weight, requires_grad=False)
     return made
 
 

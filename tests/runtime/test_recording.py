@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support import fake_compiler, fake_driver
+from tests.support.native_calls import Call
 from triton_gemm import record_shapes
-from triton_gemm.functional import fast_path
 from triton_gemm.problem import PRODUCT
 from triton_gemm.runtime import plan
-from triton_gemm.selection.select import select
 from triton_gemm.tuning import read_shapes, recording
 
 
@@ -22,26 +20,20 @@ def calls(path: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_what_cpp_would_launch_counts(extension: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    driver = fake_driver.install(monkeypatch, extension)
+def test_what_cpp_would_launch_counts(
+    driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(recording, "current_device", lambda: 0)
     a, b = (torch.empty(256, 256, dtype=torch.bfloat16) for _ in range(2))
-    fast = fast_path.FastPath()
-    call = partial(fast.take, "mm", a, b, (), PRODUCT)
-    key, _ = call()
-    problem = PRODUCT.problem(a, b, c := torch.empty_like(a))
-    made = plan.GemmPlan(problem, select(problem, fake_driver.HOPPER), a.device)
-    made.compile(a, b, c)
-    fast.keep(key, fast_path.known(made, c, (a, a), (b, b)))
-    call()
-    call()
+    call = Call(driver, a, b, request=PRODUCT, dispatched=False).planned()
+    call.take()
     launches = len(driver.seen)
     assert launches
     with record_shapes(tmp_path / "shapes.json"):
         for _ in range(3):
-            call()
+            call.take()
     assert calls(tmp_path / "shapes.json") == [3] and len(driver.seen) == launches
-    call()
+    call.take()
     assert len(driver.seen) == 2 * launches, "C++ launches again"
 
 

@@ -18,6 +18,7 @@ import triton
 
 from tests.runtime.test_plan_launches import LAUNCHED
 from tests.support import fake_driver
+from tests.support.patches import replace_all
 from tests.support.threads import at_once
 from triton_gemm.compat import MachineCode
 from triton_gemm.hardware import driver as hardware_driver
@@ -311,8 +312,7 @@ def test_hooks_on_launches_are_called_around_each(every: Launched, monkeypatch: 
         chain = triton.knobs.HookChain()
         chain.add(noting("first"))
         chain.add(noting("second"))
-        patch.setattr(runtime, "launch_enter_hook", chain)
-        patch.setattr(runtime, "launch_exit_hook", noting("after"))
+        replace_all(patch, runtime, launch_enter_hook=chain, launch_exit_hook=noting("after"))
         every.call(7, (1, 0, 16, 32, 48))
     every.call(9, (1, 0, 16, 32, 48))
     about = {"name": "made_up", "function": every.entry.function, "stream": 7}
@@ -401,8 +401,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return 100 + number, 200 + number
 
     monkeypatch.setattr(step, "_functions", {})
-    monkeypatch.setattr(hardware_driver, "load", load)
-    monkeypatch.setattr(hardware_driver, "ensure_context", lambda device: seen.append(("context", device)))
+    replace_all(monkeypatch, hardware_driver, load=load, ensure_context=lambda device: seen.append(("context", device)))
     return seen
 
 

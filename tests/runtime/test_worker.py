@@ -63,7 +63,6 @@ def one() -> Iterator[Worker]:
 
 
 def pid_of(made: Worker) -> int:
-    assert made.process is not None
     return made.process.pid
 
 
@@ -176,7 +175,6 @@ def test_a_worker_that_ends_or_is_not_understood_is_lost(one: Worker, how: objec
 
 
 def test_one_that_cannot_be_killed_blocks_nothing(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert one.process is not None and one.pipe is not None
     process = one.process
     one.pipe.send("time.sleep(60)")
     monkeypatch.setattr(worker, "GONE_S", 1.0)
@@ -211,7 +209,6 @@ def test_what_does_not_get_ready_is_lost(code: str, monkeypatch: pytest.MonkeyPa
 def test_a_killed_tuning_leaves_no_worker(tmp_path: Path) -> None:
     """Nor one in the midst of a compilation that hangs."""
     tuning = started(TUNES, tmp_path / "begun")
-    assert tuning.stdout is not None
     pid = int(tuning.stdout.readline())
     assert soon((tmp_path / "begun").exists) and runs(pid)
     tuning.kill()
@@ -327,7 +324,7 @@ def test_closing_waits_for_no_worker_and_compiles_nothing_more(caplog: pytest.Lo
         loaded: list[object] = []
         compiler = Compiler(loaded.append, workers, threads=2)
         compiler.add([job])
-        assert soon(lambda workers=workers: bool(workers.pids()))  # type: ignore[misc]
+        assert soon(lambda workers=workers: bool(workers.pids()))
         time.sleep(0.3)
         pids = workers.pids()
         begin = time.monotonic()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import triton_gemm
 from tests.selection.test_bit_classes import problem_of
 from tests.support import table_fakes
+from tests.support.patches import replace_all
 from tests.support.plan_fakes import FakePlan, take_plans_away
 from tests.support.sums_by_hand import parts as parts_of
 from tests.support.table_fakes import HOPPER
@@ -226,8 +227,7 @@ def test_threads_of_a_backward_have_the_block_that_it_was_started_in(monkeypatch
     a, b = x(8, 64), x(64, 32)
     with triton_gemm.batch_invariant():
         started, within = copy_context(), plan.key_of(Request(), a, b, None)
-    monkeypatch.setattr(policies, "context_of_backward", lambda: started)
-    monkeypatch.setattr(policies, "backward_here", lambda: 0)
+    replace_all(monkeypatch, policies, context_of_backward=lambda: started, backward_here=lambda: 0)
     [found] = at_once(lambda: (policies.current_policy(), plan.key_of(Request(), a, b, None)))
     assert found == (Policy("cached", "same", True), within)
 

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.patches import replace_all
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, another, chosen, found, problem_of, store, table_in
 from tests.support.threads import at_once
@@ -70,8 +71,7 @@ def test_containers_that_share_a_folder_write_no_file_of_one_name(folder: Path, 
     """Each has a process 1. What a killed one leaves is no table, and none that was set aside."""
     store(problem_of())
     names, own = list[str](), os.replace
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    monkeypatch.setattr(os, "replace", lambda old, new: [names.append(str(old)), own(old, new)])
+    replace_all(monkeypatch, os, getpid=lambda: 1, replace=lambda old, new: [names.append(str(old)), own(old, new)])
     for _ in range(2):
         tables.export_to(table_in(folder), HOPPER)
     assert len(set(names)) == 2
@@ -87,7 +87,7 @@ def forked(work: Callable[[], object]) -> multiprocessing.process.BaseProcess:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_8_processes_lose_nothing(folder: Path) -> None:
-    processes = [forked(lambda i=i: write_some(1 + 8 * i)) for i in range(8)]  # type: ignore[misc]
+    processes = [forked(lambda i=i: write_some(1 + 8 * i)) for i in range(8)]
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == 8 * [0]
@@ -401,7 +401,7 @@ def test_the_entries_that_can_be_read_go_on(folder: Path) -> None:
     path.write_text(path.read_text().replace('"M": 2,', '"M": "2",'))
     tables.reload()
     assert found(problem_of(1)) and found(problem_of(2)) is None
-    assert set(files.load(path).table.entries) == {problem_of(1)}  # type: ignore[union-attr]
+    assert set(files.load(path).table.entries) == {problem_of(1)}
 
 
 def test_the_whole_lines_of_what_is_cut_off_go_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -469,7 +469,7 @@ def test_no_file_makes_reading_fail(data: st.DataObject) -> None:
     assert (read.table is None) <= (read.wrong is not None)
     for kept, its in (read.table.entries if read.table else {}).items():
         records.illegal(kept, HOPPER, its.algorithm)
-        assert Path(read.table.name).name == read.table.name  # type: ignore[union-attr]
+        assert Path(read.table.name).name == read.table.name
 
 
 def test_what_is_no_file_is_not_read(folder: Path) -> None:

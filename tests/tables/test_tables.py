@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import table_fakes
-from tests.support.noting import noted
+from tests.support.patches import noted, replace_all
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, another, chosen, entries, found, problem_of, problems, store, table_in
 from triton_gemm import kernels, tables
@@ -76,7 +76,7 @@ def test_a_field_that_a_config_gains_needs_nothing(monkeypatch: pytest.MonkeyPat
     old = Entry(how, 1.0, 1.0, "", "")
 
     @dataclass(frozen=True)
-    class Config(kernel.Config):  # type: ignore[name-defined,misc]
+    class Config(kernel.Config):
         CLUSTER_M: int = 1
 
     monkeypatch.setattr(kernel, "Config", Config)
@@ -360,7 +360,7 @@ def test_of_a_table_of_another_triton_the_faster_entry_is_kept(fault: str, folde
     tables.import_from(fast), tables.import_from(slow)
     for order in ([fast, slow], [slow, fast]):
         assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
-        (entry,) = files.look(out).table.entries.values()  # type: ignore[union-attr]
+        (entry,) = files.look(out).table.entries.values()
         assert entry.us == 1.0
 
 
@@ -368,8 +368,7 @@ def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pyt
     """A table's silicon does not say all that a model is derived from."""
     here = replace(HOPPER, name="renamed", bandwidth=1e6)
     assert tables.device_of(Silicon.of(HOPPER)) == HOPPER
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    replace_all(monkeypatch, torch.cuda, is_available=lambda: True, device_count=lambda: 2)
     monkeypatch.setattr(tables, "device_info", lambda device: here if device.index else replace(here, num_sms=66))
     assert tables.device_of(Silicon.of(HOPPER)) is here
 
@@ -389,7 +388,7 @@ def test_the_interpreter_has_tables_like_any_device(folder: Path) -> None:
     selection = select(problem, INTERPRETER)
     assert tables.store(problem, selection, INTERPRETER, us=1, default_us=1)
     held = tables.lookup(problem, INTERPRETER)
-    assert held == replace(selection, reason=held.reason, source="user's table")  # type: ignore[union-attr]
+    assert held == replace(selection, reason=held.reason, source="user's table")
 
 
 def test_nothing_is_logged_where_all_is_well(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -449,7 +448,7 @@ def test_nothing_is_stored_that_cannot_be_read_again(folder: Path) -> None:
 
 def test_an_entry_says_which_choice_of_the_models_was_timed(folder: Path) -> None:
     store(problem_of())
-    (entry,) = files.look(table_in(folder)).table.entries.values()  # type: ignore[union-attr]
+    (entry,) = files.look(table_in(folder)).table.entries.values()
     assert entry.default == records.named(select(problem_of(), HOPPER))
     older = {name: value for name, value in records.plain(entry).items() if name != "default"}
     assert records.read_entry(older) == replace(entry, default="")
@@ -514,7 +513,7 @@ def test_an_entry_that_says_nonsense_of_torch_is_none(how: dict[str, object], fo
     document = json.loads(table_in(folder).read_text())
     document["entries"][0].update(how)
     found = files.parse(json.dumps(document).encode())
-    assert found.wrong is not None and found.wrong[0] == "wrong-entries" and not found.table.entries  # type: ignore[union-attr]
+    assert found.wrong is not None and found.wrong[0] == "wrong-entries" and not found.table.entries
 
 
 def test_torch_is_in_no_table_of_the_same_bits(folder: Path) -> None:

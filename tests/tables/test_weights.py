@@ -95,7 +95,6 @@ def lost(M: int) -> float:
     """The predicted time of the entry's algorithm for M rows, by that of the model's choice."""
     problem = problem_of(M, N, K)
     algorithm = dealt_out_for(problem, another(problem_of(MOST, N, K)).algorithm, HOPPER)
-    assert algorithm is not None
     ways = algorithm, select(problem, HOPPER).algorithm
     own, choice = (predicted(problem, Candidate(given(problem, x), x), model_of(HOPPER)) for x in ways)
     return own / choice

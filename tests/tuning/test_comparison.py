@@ -18,7 +18,7 @@ import torch
 import triton_gemm
 from tests.support import table_fakes
 from tests.support.lab_fakes import FULL, FakeLab, bench_of, small
-from tests.support.noting import noted
+from tests.support.patches import noted
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import tuning
 from triton_gemm.functional import routing
@@ -61,7 +61,7 @@ def test_the_ratio_is_known_within_its_noise() -> None:
 def test_its_rounds_are_bounded_by_time() -> None:
     """Of what takes long at least a few are taken, whatever the budget."""
     lab = Lab(noise=0.2)
-    lab.kernels.round_s = lambda ways: 10.0  # type: ignore[method-assign]
+    lab.kernels.round_s = lambda ways: 10.0
     lab.kernels.pause(1.0)
     time = lab.kernels.time
 
@@ -69,7 +69,7 @@ def test_its_rounds_are_bounded_by_time() -> None:
         lab.kernels.clock += 10 * rounds
         return time(ways, rounds)
 
-    lab.kernels.time = slowly  # type: ignore[method-assign]
+    lab.kernels.time = slowly
     found = compared(lab, {SMALL: 2, LARGE: 1}, budget=20.0)
     assert [(one.outcome, one.rounds) for one in found.products] == [("measured", 5), ("no time", 0)]
 
@@ -124,9 +124,9 @@ def test_what_costs_the_gpu_ends_it_with_what_was_found() -> None:
             raise DeviceLostError("the GPU cannot be used any more")
         return prepare(way)
 
-    lab.kernels.prepare = lost  # type: ignore[method-assign]
+    lab.kernels.prepare = lost
     with pytest.raises(DeviceLostError):
-        Comparing(lab, 60.0, seen.append).run({LARGE: 2, SMALL: 1}, False)  # type: ignore[arg-type]
+        Comparing(lab, 60.0, seen.append).run({LARGE: 2, SMALL: 1}, False)
     assert len(seen) == 1 and seen[0].products[0].measured
 
 
@@ -271,7 +271,7 @@ def test_compare_says_what_it_does_not_take(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(ValueError):
             triton_gemm.compare([(64, 64, 64)], **{name: value})
     with pytest.raises(ValueError, match=r"compare\(\): shapes are"):
-        triton_gemm.compare([(64, 64)])  # type: ignore[list-item]
+        triton_gemm.compare([(64, 64)])
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=r"compare\(\): nothing can be timed while"):
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         triton_gemm.compare([(64, 64, 64)])

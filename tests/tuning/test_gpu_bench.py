@@ -17,7 +17,7 @@ import torch
 import triton_gemm
 from tests.support import table_fakes
 from tests.support.lab_fakes import CPU, FULL, Event, FakePlan, bench_of, others, small
-from tests.support.noting import noted
+from tests.support.patches import noted, replace_all
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER
 from tests.tuning.test_of_torch import HAS
@@ -196,8 +196,7 @@ def test_rounding_is_no_mistake_and_a_lost_tile_is(tmp_path: Path) -> None:
 def test_the_reference_product_is_looked_at_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Gpu(CPU, Journal(None, "1"), "same", "graph")
     monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(nvml, "sm_clock", lambda uuid: 1980)
-    monkeypatch.setattr(nvml, "slowed", lambda uuid: ("too hot",))
+    replace_all(monkeypatch, nvml, sm_clock=lambda uuid: 1980, slowed=lambda uuid: ("too hot",))
     made: list[weakref.ref[torch.Tensor]] = []
     random = operands.operands
 
@@ -343,8 +342,7 @@ def test_what_compiles_for_too_long_has_failed_and_keeps_no_one() -> None:
 def test_workers_compile_for_the_gpu_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is treated as an older one, whose kernels it has."""
     older, targets = replace(HOPPER, capability=(8, 0)), list[Any]()
-    monkeypatch.setattr(gpu, "device_info", lambda _: older)
-    monkeypatch.setattr(gpu, "Worker", targets.append)
+    replace_all(monkeypatch, gpu, device_info=lambda _: older, Worker=targets.append)
     lab = Gpu(CPU, Journal(tmp_path / "x.tuning.jsonl", "1"), "same", "graph")
     assert targets and all(target == (older, (9, 0)) for target in targets)
     lab.close()
@@ -357,10 +355,10 @@ def test_tune_says_what_it_does_not_take(tmp_path: Path, monkeypatch: pytest.Mon
     options = {"bits": "some", "measure": "cpu", "budget": 0, "repeat": 0, "configs": [object()], "device": "cpu"}
     for name, value in options.items():
         with pytest.raises(ValueError):
-            triton_gemm.tune([(64, 64, 64)], **{name: value})  # type: ignore[arg-type]
+            triton_gemm.tune([(64, 64, 64)], **{name: value})
     for shapes in ([(64, 64)], [(64, 64, 0)], [64]):
         with pytest.raises(ValueError, match="shapes"):
-            triton_gemm.tune(shapes)  # type: ignore[arg-type]
+            triton_gemm.tune(shapes)
     with pytest.raises(ValueError, match="GemmProblems"):
         triton_gemm.tune([(64, 64, 64)], dtype=torch.float8_e4m3fn)
     with pytest.raises(FileNotFoundError):
@@ -379,7 +377,7 @@ def test_shapes_are_problems() -> None:
     assert tuning.problems_of({table_fakes.problem_of(): 9}, BF16, "nn") == {table_fakes.problem_of(): 9}
     for wrong in ({(1, 2, 3): 4}, {table_fakes.problem_of(): "9"}, {table_fakes.problem_of(): 0}):
         with pytest.raises((TypeError, ValueError), match="shapes"):
-            tuning.problems_of(wrong, BF16, "nn")  # type: ignore[arg-type]
+            tuning.problems_of(wrong, BF16, "nn")
     assert next(iter(tuning.problems_of([(8, 8, 8)], torch.int8, "nn"))).out_dtype == torch.int32
 
 
@@ -513,8 +511,7 @@ def test_devices_are_found_by_their_uuid(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(tuning, "device_info", lambda device: infos[device.index])
     tune = Mock(return_value=SimpleNamespace(shapes=[SimpleNamespace(selection=None)]))
-    monkeypatch.setattr(tuning, "tune", tune)
-    monkeypatch.setattr(tuning, "journal_of", lambda _: Journal(None, "1"))
+    replace_all(monkeypatch, tuning, tune=tune, journal_of=lambda _: Journal(None, "1"))
     tuning._chosen.cache_clear()
     second: DeviceInfo = infos[1]
     assert tuning._choose(small(), second) == policies.by_model(small(), second)

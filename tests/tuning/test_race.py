@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.lab_fakes import REPLAY_S, Kernels
-from tests.support.noting import noted
+from tests.support.patches import noted
 from triton_gemm.tuning import race
 from triton_gemm.tuning.race import FailedError, Race
 

@@ -63,7 +63,7 @@ def tuned(
 ) -> TuningReport:
     lab = lab or FakeLab(chance)
     journal = Journal(folder / "x.tuning.jsonl", versions or tables.versions())
-    lab.journal = journal  # type: ignore[attr-defined]
+    lab.journal = journal
     return Session(lab, journal, Wishes(**{"budget": 60.0, **wishes}), progress).run(calls or {SMALL: 1}, ended)
 
 
@@ -278,8 +278,8 @@ def test_the_first_race_waits_for_the_compiler(start_s: float, waits: float, fol
     the budget at most."""
     lab, begun = FakeLab(chance), list[float]()
     bench = lab.bench
-    lab.ready = lambda *_: lab.now() >= start_s  # type: ignore[method-assign]
-    lab.bench = lambda *of: (begun.append(lab.now()), bench(*of))[1]  # type: ignore[method-assign,func-returns-value]
+    lab.ready = lambda *_: lab.now() >= start_s
+    lab.bench = lambda *of: (begun.append(lab.now()), bench(*of))[1]
     problems = {problem_of(M, 4096, 4096): 1 for M in (8, 64, 256)}
     report = tuned(folder, problems, lab, budget=200.0)
     assert begun[0] == pytest.approx(waits, abs=0.1)
@@ -355,7 +355,7 @@ def test_nothing_is_stored_that_was_measured_on_an_unfit_gpu(fault: str, folder:
 def test_a_clock_that_is_read_late_is_read_again(folder: Path) -> None:
     """At the power limit the driver may still give the race's clock when the reference product runs."""
     lab, read = FakeLab(chance), list[float]()
-    lab.mhz = lambda now: (read.append(now), 1700 if len(read) == 2 else 1980)[1]  # type: ignore[func-returns-value]
+    lab.mhz = lambda now: (read.append(now), 1700 if len(read) == 2 else 1980)[1]
     assert tuned(folder, lab=lab).shapes[0].outcome == "tuned" and len(read) == 3 and len(lab.benches) == 1
 
 
@@ -681,9 +681,9 @@ def test_a_race_has_two_seconds_and_the_last_problems_none(folder: Path) -> None
 def test_a_look_after_one_race_is_that_before_the_next(folder: Path) -> None:
     lab, looks = FakeLab(chance), list[float]()
     look = lab.look
-    lab.look = lambda: (looks.append(lab.now()), look())[1]  # type: ignore[method-assign]
+    lab.look = lambda: (looks.append(lab.now()), look())[1]
     tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(1, 5)}, lab)
     assert len(looks) == 5
-    lab.prepare = lambda problem, ways: lab.kernels.pause(1.1)  # type: ignore[method-assign]
+    lab.prepare = lambda problem, ways: lab.kernels.pause(1.1)
     tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(5, 8)}, lab)
     assert len(looks) == 5 + 6 - 1, "the GPU idled before two of three races, as the third was prepared with the second"

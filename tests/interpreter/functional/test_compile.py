@@ -137,8 +137,8 @@ def test_compile_of_a_size_that_only_the_run_knows() -> None:
 def first(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """As many rows of x as count, a tensor, says."""
     rows = count.item()
-    torch._check(rows >= 0)  # type: ignore[operator]
-    torch._check(rows <= x.shape[0])  # type: ignore[operator]
+    torch._check(rows >= 0)
+    torch._check(rows <= x.shape[0])
     return x[:rows]
 
 

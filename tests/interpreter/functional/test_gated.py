@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.support.epilogue_truth import activated
-from tests.support.noting import noted
+from tests.support.patches import noted
 from tests.support.product_views import assert_gradients_as_near_as_torchs, draw, traced
 from triton_gemm.problem import GATES
 from triton_gemm.runtime import plan
@@ -49,9 +49,9 @@ def test_every_gate(dtype: torch.dtype, name: str, biases: str) -> None:
         gate_bias = draw(24, dtype=dtype, seed=4) if biases in ("gate", "both") else None
         c = triton_gemm.linear(x, up, bias, name, gate=gate, gate_bias=gate_bias)
         x64, up64, bias64, gate64, gate_bias64 = wide(x, up, bias, gate, gate_bias)
-        truth = expected(x64, up64, bias64, name, gate64, gate_bias64)  # type: ignore[arg-type]
+        truth = expected(x64, up64, bias64, name, gate64, gate_bias64)
         assert c.shape == truth.shape and c.dtype == dtype
-        products = F.linear(x64.abs(), up64.abs()) + F.linear(x64.abs(), gate64.abs()) + 2  # type: ignore[union-attr]
+        products = F.linear(x64.abs(), up64.abs()) + F.linear(x64.abs(), gate64.abs()) + 2
         roundings = ROUNDOFF[dtype] * truth.abs() * (1 if dtype.itemsize == 2 else 8)
         assert ((c.double() - truth).abs() <= roundings + 2.0**-19 * products**2 * (dtype != DOUBLE) + 1e-12).all()
 
@@ -146,7 +146,7 @@ def test_tangents_of_some_operands(activation: str, which: tuple[int, ...]) -> N
     def ours(*some: torch.Tensor) -> torch.Tensor:
         x, w, b, g, gb, r = given(some)
         gates = {"gate": g, "gate_bias": gb} if activation == "swiglu" else {}
-        return triton_gemm.linear(x, w, b, activation, residual=r, **gates)  # type: ignore[arg-type]  # a name
+        return triton_gemm.linear(x, w, b, activation, residual=r, **gates)
 
     def theirs(*some: torch.Tensor) -> torch.Tensor:
         x, w, b, g, gb, r = given(some)

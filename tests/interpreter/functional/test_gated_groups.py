@@ -15,7 +15,7 @@ from tests.support import planted_bugs
 from tests.support.epilogue_truth import activated
 from tests.support.group_truth import assert_gated, gated
 from tests.support.kernel_mutants import kernels_with
-from tests.support.noting import noted
+from tests.support.patches import noted
 from tests.support.product_views import assert_gradients_as_near_as_torchs, assert_vmap_is_each, draw, traced
 from triton_gemm.problem import GATES, GemmProblem
 from triton_gemm.runtime.plan import InterpretedPlan

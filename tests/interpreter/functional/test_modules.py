@@ -73,7 +73,7 @@ def test_what_makes_no_gated_layer(up: Any, gate: Any, how: dict[str, Any], kind
     with pytest.raises(kind, match=says):
         GatedLinear.from_torch(torch.nn.Linear(*up), torch.nn.Linear(*gate), **how)
     with pytest.raises(TypeError, match="argument 'gate' must be Linear, not Bilinear"):
-        GatedLinear.from_torch(torch.nn.Linear(2, 2), torch.nn.Bilinear(2, 2, 2))  # type: ignore[arg-type]
+        GatedLinear.from_torch(torch.nn.Linear(2, 2), torch.nn.Bilinear(2, 2, 2))
 
 
 def test_linear_is_a_drop_in() -> None:
@@ -132,7 +132,7 @@ class Quantized(torch.Tensor):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.nn.functional.linear:
             input, weight, bias = args
-            return function(input, weight.as_subclass(torch.Tensor).round(), bias)  # type: ignore[attr-defined]
+            return function(input, weight.as_subclass(torch.Tensor).round(), bias)
         if function in (torch.Tensor.t, torch.Tensor.mm, torch.Tensor.matmul):
             raise NotImplementedError(f"Quantized: {function}")
         return super().__torch_function__(function, types, args, kwargs or {})

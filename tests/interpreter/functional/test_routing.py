@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 import triton_gemm
 from tests.support import table_fakes
+from tests.support.patches import replace_all
 from tests.support.processes import printed
 from tests.support.product_checks import fp32_precision
 from tests.support.threads import at_once
@@ -114,8 +115,7 @@ def test_what_stays_torchs_says_why(name: str) -> None:
 
 def test_what_records_show_slower_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """But not where it is named, a predicate decides, rows must not matter, or a table has the product."""
-    monkeypatch.setattr(routing, "device_info", lambda _: named_device("h200"))
-    monkeypatch.setattr(routing, "SMALL", 9)
+    replace_all(monkeypatch, routing, device_info=lambda _: named_device("h200"), SMALL=9)
     a, large = draw(2, 8, 8), draw(2, 9, 8)
 
     def went(x: torch.Tensor = a, **rule: Any) -> str:
@@ -152,8 +152,7 @@ def test_equal_rules_share_the_calls_that_were_made(monkeypatch: pytest.MonkeyPa
 
 def test_small_batches_of_fp32_stay_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """In IEEE arithmetic alone, and no single matrix."""
-    monkeypatch.setattr(routing, "device_info", lambda _: named_device("h200"))
-    monkeypatch.setattr(routing, "SMALL", 8)
+    replace_all(monkeypatch, routing, device_info=lambda _: named_device("h200"), SMALL=8)
 
     def went(*shape: int, precision: str = "ieee") -> str:
         x = draw(*shape)
@@ -176,7 +175,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         c = torch.empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype)
         problem = Request(**request).problem(a, b, c)
         how = {"us": 2.0, "default_us": 2.0, "torch_us": 1.0 if faster else None}
-        assert tables.store(problem, select(problem, INTERPRETER), INTERPRETER, bits="any", **how)  # type: ignore[arg-type]
+        assert tables.store(problem, select(problem, INTERPRETER), INTERPRETER, bits="any", **how)
 
     with table_fakes.default_policy():
         table_fakes.own_folder(tmp_path, monkeypatch)
@@ -314,7 +313,7 @@ def test_a_gpu_that_nobody_timed_is_named_once(monkeypatch: pytest.MonkeyPatch) 
 def test_a_predicates_mistake_is_reported_as_that() -> None:
     """Python takes a TypeError of `@` for a sign that tensors have none."""
     with pytest.raises(TypeError, match=r"enable\(\): argument 'predicate' is called with \(op, a, b\): too many"):
-        triton_gemm.enable(predicate=lambda a, b: True)  # type: ignore[arg-type,misc]
+        triton_gemm.enable(predicate=lambda a, b: True)
     a = draw(3, 3)
     with (
         triton_gemm.use(predicate=lambda op, a, b: a + None),

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import triton_gemm
-from tests.support.noting import noted
+from tests.support.patches import noted
 from tests.support.sharded_processes import launch
 from triton_gemm.functional import ops, sharding
 from triton_gemm.runtime import plan

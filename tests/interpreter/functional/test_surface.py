@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import triton_gemm
 from tests.support.epilogue_truth import activated
-from tests.support.noting import noted
+from tests.support.patches import noted
 from tests.support.product_checks import NAN
 from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_product, draw
 from tests.support.wrong_products import FACTORS, OF_PRODUCTS, assert_same_words, ones, torchs, with_nested, words

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import triton_gemm
-from tests.support.noting import noted
+from tests.support.patches import noted
 from tests.support.product_views import draw
 from triton_gemm.functional import api, fast_path
 from triton_gemm.hardware.device import INTERPRETER

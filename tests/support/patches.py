@@ -1,4 +1,4 @@
-"""Notes calls of a function that go on as before."""
+"""Functions in the place of others: those that note their calls, and several of one module."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def noted(
 
     patch.setattr(owner, name, noting)
     return seen
+
+
+def replace_all(patch: pytest.MonkeyPatch, owner: object, /, **values: object) -> None:
+    """Replaces attributes of a module or a class."""
+    for name, value in values.items():
+        patch.setattr(owner, name, value)
