@@ -18,7 +18,7 @@ from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.kernels.launch import compiled
 from triton_gemm.learning.candidates import ranked
-from triton_gemm.runtime import compiling, worker
+from triton_gemm.runtime import worker
 from triton_gemm.runtime.binaries import SCALARS, identity, launches_on, operands_of
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError, Question, Worker
@@ -333,17 +333,3 @@ def test_closing_waits_for_no_worker_and_compiles_nothing_more(caplog: pytest.Lo
         assert not any(map(runs, pids)) and not any(thread.is_alive() for thread in compiler.threads)
         assert loaded == []
     assert not caplog.records, "that is no loss"
-
-
-def test_a_core_is_left_to_the_thread_that_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of each rank on the host."""
-    monkeypatch.setattr(compiling, "CGROUP", tmp_path)
-    for name in compiling.RANKS:
-        monkeypatch.delenv(name, raising=False)
-    cases = ((1, "", 1), (2, "", 1), (8, "", 7), (64, "", 16), (64, "8", 7), (8, "8", 1), (8, "0", 7), (8, "-2", 7))
-    for cores, ranks, count in cases:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        compiler = Compiler(lambda job: None)
-        assert len(compiler.threads) == count
-        compiler.close()

@@ -17,7 +17,7 @@ import triton_gemm
 from tests.support.table_fakes import HOPPER
 from triton_gemm import kernels
 from triton_gemm.arithmetic import EMULATED, MODES
-from triton_gemm.hardware.device import INTERPRETER, SHARED_MEMORY, device_of_capability
+from triton_gemm.hardware.device import INTERPRETER, SHARED_MEMORY, DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import measured, model_of
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels import cost_model, fma, forms, gemv, skinny, warp_specialised
@@ -111,14 +111,73 @@ def seen_by_kernel(problem: GemmProblem, choice: Selection) -> GemmProblem:
 
 @MANY
 @CASES
-def test_the_kernel_itself_calls_the_choice_legal(problem: GemmProblem, device) -> None:
+def test_every_choice_is_legal_and_the_fastest_and_says_why(problem: GemmProblem, device: DeviceInfo) -> None:
+    """For its kernel, and by the model's predictions; the same every time."""
     choice = select(problem, device)
     kernel = kernels.named(choice.kernel)
     assert kernel.illegal(seen_by_kernel(problem, choice), device, choice.config, choice.work) is None
     assert isinstance(choice.config, kernel.Config) and choice.split_k >= 1
-    assert (choice.schedule is not None) == (choice.kernel == "warp_specialised")
-    assert choice.kernel != "fma" or fma.unreadable(problem) == choice.packed
-    assert choice.kernel != "warp_specialised" or problem.planes.count == 1 or choice.packed == ("a", "b")
+    assert select(problem, device) == choice
+    assert str(choice).startswith(f"{choice.kernel} {choice.config}") and str(choice).endswith(f": {choice.reason}")
+    for microseconds, way in ranked(problem, device):
+        if Selection.of(way, "") == replace(choice, reason=""):
+            assert choice.reason.startswith(about(microseconds, problem, device))
+            return
+        assert illegal(problem, device, way) is not None
+    pytest.fail("what was chosen is no candidate")
+
+
+@MANY
+@CASES
+def test_its_launches_name_operands_there_are(problem: GemmProblem, device: DeviceInfo) -> None:
+    choice = select(problem, device)
+    there = {"a", "b", "c"} | ({"bias"} if problem.bias else set())
+    made = launches(problem, choice)
+    reduced = choice.schedule is not None and choice.schedule.reduction
+    assert len(made) == len(choice.packed) + 1 + reduced
+    for launch in made:
+        there |= {temporary.name for temporary in launch.temporaries}
+        there |= {"workspace", "counters"} if launch.counters else set()
+        named = {x.operand for x in launch.arguments.values() if isinstance(x, Pointer | TensorMap)}
+        assert named <= there, "a launch names an operand that nobody gives it"
+        assert list(launch.arguments) == launch.kernel.arg_names
+        assert all(size > 0 for size in launch.grid) and launch.grid[0] < 2**31
+        assert max(launch.grid[1:]) <= 65_535
+    assert made[-1].counters <= COUNTERS
+    assert made[-1].counters or not made[-1].workspace, "who shares a workspace counts"
+
+
+@MANY
+@CASES
+def test_kernels_and_copies_are_those_that_a_problem_needs(problem: GemmProblem, device: DeviceInfo) -> None:
+    """Hopper's kernel for Hopper's tensor cores, outer products for IEEE, copies where operands cannot be read as they
+    lie, or are read badly; and c^T = b^T a^T is the same work, for the same kernel."""
+    choice = select(problem, device)
+    by_ws, by_fma = choice.kernel == "warp_specialised", choice.kernel == "fma"
+    assert (choice.schedule is not None) == by_ws
+    assert not by_fma or fma.unreadable(problem) == choice.packed
+    if device.capability != (9, 0) or problem.precision in ("ieee", "fp64") or problem.K == 0:
+        across = problem.dtype.itemsize == 1 and device.capability[0] in (8, 12)
+        assert not by_ws and (by_fma or not choice.packed or across)
+    if by_fma:
+        assert problem.precision == "ieee"
+        seen = seen_by_kernel(problem, choice)
+        many = seen.batch * choice.config.tiles(seen.M, seen.N) > COUNTERS
+        assert many or choice.split_k >= fma.MAX_SPLIT or -(-problem.K // choice.split_k) <= fma.LONGEST_CHAIN
+    elif not by_ws:  # the portable kernel copies 8-bit operands that do not lie along K
+        assert not choice.packed or not {*choice.packed} & {*host.along_k(problem)}
+    else:
+        assert problem.planes.count == 1 or choice.packed == ("a", "b")
+        itemsize, layouts = problem.dtype.itemsize, {"a": problem.a, "b": problem.b}
+        unreadable = {name for name, layout in layouts.items() if layout.tma_illegal(itemsize) is not None}
+        others = set(choice.packed) - unreadable
+        assert unreadable <= set(choice.packed) and choice.packed == tuple(sorted(choice.packed))
+        assert repacked(problem, choice.packed).tma_illegal() is None
+        if problem.precision == "half":
+            assert len(others) <= 1
+            assert all(cost_model.pitch(layouts[name], itemsize) % cost_model.SECTOR for name in others)
+    if problem.M != problem.N:
+        assert select(problem.swap_ab(), device).kernel == choice.kernel
 
 
 @pytest.mark.parametrize("groups", ["m", "k"])
@@ -132,18 +191,6 @@ def test_groups_are_not_split_into_planes(precision: str, groups: str) -> None:
     if problem.planes.count > 1:  # of a table, too
         config = warp_specialised.configs(torch.float32)[0]
         assert "planes" in str(warp_specialised.illegal(problem, HOPPER, config, Schedule(132)))
-
-
-@MANY
-@CASES
-def test_nothing_legal_is_predicted_to_be_faster(problem: GemmProblem, device) -> None:
-    choice = replace(select(problem, device), reason="")
-    for microseconds, way in ranked(problem, device):
-        if Selection.of(way, "") == choice:
-            assert select(problem, device).reason.startswith(about(microseconds, problem, device))
-            return
-        assert illegal(problem, device, way) is not None
-    pytest.fail("what was chosen is no candidate")
 
 
 def test_a_gpu_that_is_treated_as_an_older_one_is_offered_what_that_has() -> None:
@@ -221,35 +268,6 @@ def test_bounds_leave_few_candidates_to_predict(monkeypatch: pytest.MonkeyPatch)
     for problem in problems:
         select(problem, HOPPER)
     assert 0 < 5 * len(times) < sum(len(ranked(problem, HOPPER)) for problem in problems)
-
-
-@MANY
-@CASES
-def test_the_choice_is_the_same_every_time_and_says_why(problem: GemmProblem, device) -> None:
-    choice = select(problem, device)
-    assert select(problem, device) == choice
-    assert choice.reason and str(choice).startswith(f"{choice.kernel} {choice.config}")
-    assert str(choice).endswith(f": {choice.reason}")
-
-
-@MANY
-@CASES
-def test_its_launches_name_operands_there_are(problem: GemmProblem, device) -> None:
-    choice = select(problem, device)
-    there = {"a", "b", "c"} | ({"bias"} if problem.bias else set())
-    made = launches(problem, choice)
-    reduced = choice.schedule is not None and choice.schedule.reduction
-    assert len(made) == len(choice.packed) + 1 + reduced
-    for launch in made:
-        there |= {temporary.name for temporary in launch.temporaries}
-        there |= {"workspace", "counters"} if launch.counters else set()
-        named = {x.operand for x in launch.arguments.values() if isinstance(x, Pointer | TensorMap)}
-        assert named <= there, "a launch names an operand that nobody gives it"
-        assert list(launch.arguments) == launch.kernel.arg_names
-        assert all(size > 0 for size in launch.grid) and launch.grid[0] < 2**31
-        assert max(launch.grid[1:]) <= 65_535
-    assert made[-1].counters <= COUNTERS
-    assert made[-1].counters or not made[-1].workspace, "who shares a workspace counts"
 
 
 # Problems that each kernel takes, and figures that none proposes, but a user or a file may.
@@ -371,56 +389,6 @@ def test_groups_are_predicted_with_all_rows_of_tiles(monkeypatch: pytest.MonkeyP
         found = ranked(problem, named_device("h200"))
         times.append([time for time, way in found if way.algorithm.kernel == "warp_specialised"])
     assert times[0] == times[1] and times[0]
-
-
-@MANY
-@CASES
-def test_hoppers_kernel_is_for_hopper_and_its_tensor_cores(problem: GemmProblem, device) -> None:
-    choice = select(problem, device)
-    if device.capability != (9, 0) or problem.precision in ("ieee", "fp64") or problem.K == 0:
-        assert choice.kernel != "warp_specialised" and choice.schedule is None
-        across = problem.dtype.itemsize == 1 and device.capability[0] in (8, 12)
-        assert choice.kernel == "fma" or not choice.packed or across
-
-
-@MANY
-@CASES
-def test_outer_products_are_for_ieee(problem: GemmProblem, device) -> None:
-    choice = select(problem, device)
-    if choice.kernel == "fma":
-        assert problem.precision == "ieee" and choice.schedule is None
-        seen = seen_by_kernel(problem, choice)
-        count = seen.batch * choice.config.tiles(seen.M, seen.N)
-        assert (
-            -(-problem.K // choice.split_k) <= fma.LONGEST_CHAIN or choice.split_k >= fma.MAX_SPLIT or count > COUNTERS
-        )
-
-
-@MANY
-@CASES
-def test_operands_are_copied_where_tma_cannot_read_them_or_reads_them_badly(problem: GemmProblem, device) -> None:
-    choice = select(problem, device)
-    if choice.kernel != "warp_specialised":
-        if choice.kernel != "fma":  # the portable kernel copies 8-bit operands that do not lie along K
-            assert not choice.packed or not {*choice.packed} & {*host.along_k(problem)}
-        return
-    itemsize = problem.dtype.itemsize
-    layouts = {"a": problem.a, "b": problem.b}
-    unreadable = {name for name, layout in layouts.items() if layout.tma_illegal(itemsize) is not None}
-    others = set(choice.packed) - unreadable
-    assert unreadable <= set(choice.packed) and choice.packed == tuple(sorted(choice.packed))
-    assert repacked(problem, choice.packed).tma_illegal() is None
-    if problem.precision == "half":
-        assert len(others) <= 1
-        assert all(cost_model.pitch(layouts[name], itemsize) % cost_model.SECTOR for name in others)
-
-
-@MANY
-@CASES
-def test_both_sides_of_a_product_are_treated_alike(problem: GemmProblem, device) -> None:
-    """c^T = b^T a^T is the same work: the same kernel."""
-    if problem.M != problem.N:
-        assert select(problem.swap_ab(), device).kernel == select(problem, device).kernel
 
 
 # --- Named choices ---

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from tests.support import fake_compiler, table_fakes
-from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm import tables
 from triton_gemm.learning import block, race, tuner
@@ -60,24 +59,31 @@ class Service:
         self.launches: list[tuple[Selection, float]] = []
         self.random = random.Random(1)
         self.folder = table_fakes.own_folder(folder, patch)
-        replace_all(patch, plan, info_of=lambda _: HOPPER, current_stream=lambda _: self.stream)
+        patch.setattr(plan, "info_of", lambda _: HOPPER)
+        patch.setattr(plan, "current_stream", lambda _: self.stream)
         patch.setattr(plan.background, "enabled", lambda: True)
         patch.setattr(tuner, "device_info", lambda _: HOPPER)
         patch.setattr(race.Race, "_graph", lambda *x: self._graph(*x))
         patch.setattr(race, "Mark", lambda: SimpleNamespace(set=lambda stream: None, passed=lambda: True))
         patch.setattr(race, "own_stream", lambda _: 99)
-        replace_all(patch, block, copy=copy, synchronize=lambda _: None)
+        patch.setattr(block, "copy", copy)
+        patch.setattr(block, "synchronize", lambda _: None)
         patch.setattr(turns, "launch_graph", self._launch)
-        replace_all(patch, race, launch=self._launch, relaxed=nullcontext)
-        replace_all(patch, torch.cuda, mem_get_info=lambda _: (self.gpu_free, 80 << 30), memory_reserved=lambda _: 0)
-        replace_all(patch, turns, job=turns.Job(-1, launched=-1), extension=None)
-        replace_all(patch, turns.driver, address_of=lambda _: 0, error_text=lambda _: "invalid argument")
+        patch.setattr(race, "launch", self._launch)
+        patch.setattr(race, "relaxed", nullcontext)
+        patch.setattr(torch.cuda, "mem_get_info", lambda _: (self.gpu_free, 80 << 30))
+        patch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+        patch.setattr(turns, "job", turns.Job(-1, launched=-1))
+        patch.setattr(turns, "extension", None)
+        patch.setattr(turns.driver, "address_of", lambda _: 0)
+        patch.setattr(turns.driver, "error_text", lambda _: "invalid argument")
         patch.setattr(torch.cuda, "device", lambda _: nullcontext())
         patch.setattr(race.nvml, "slowed", lambda _: self.slowed)
         patch.setattr(block, "is_free", lambda *_: self.free)
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=1 << 20))
-        replace_all(patch, turns, active=lambda: self.learns, counts=turns.Counter())
+        patch.setattr(turns, "active", lambda: self.learns)
+        patch.setattr(turns, "counts", turns.Counter())
         self.patch = patch
         self.begin_process()
 

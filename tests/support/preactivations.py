@@ -30,7 +30,7 @@ def storing(name: str, size: tuple[int, int, int], **changes: object) -> Case:
     turn = list(STORING).index(name)
     change = {"activation": ("silu", "relu", "gelu_tanh", "gelu")[turn % 4], **STORING[name], **changes}
     ragged = change.pop("ragged", 0)
-    return Case((size[0], size[1] + ragged, size[2]), **change)
+    return Case((size[0], size[1] + ragged, size[2]), **change)  # type: ignore[arg-type]
 
 
 def check(case: Case, plan_of: PlanOf, parts: int = 1) -> None:

@@ -69,8 +69,8 @@ def only_in_the_full_tier(items: list[pytest.Item]) -> set[pytest.Item]:
         if item.get_closest_marker("few") and item not in left_out:
             functions[item.nodeid.partition("[")[0]].append(item)
     for cases in functions.values():
-        shows = cases[0].get_closest_marker("few").kwargs.get("shows", each)
-        chosen = cover([shows(**case.callspec.params) for case in cases])
+        shows = cases[0].get_closest_marker("few").kwargs.get("shows", each)  # type: ignore[union-attr]
+        chosen = cover([shows(**case.callspec.params) for case in cases])  # type: ignore[attr-defined]
         left_out.update(set(cases) - {cases[i] for i in chosen})
     return left_out
 

@@ -263,47 +263,6 @@ def test_memory_bounds_the_sets() -> None:
 # --- Compiling ---
 
 
-def wait(compiler: Compiler, *jobs: object) -> None:
-    while not all(map(compiler.done, jobs)):
-        compiler.pause(0.01)
-
-
-def test_jobs_are_compiled_at_once_and_in_order() -> None:
-    both, order = threading.Barrier(2), []
-
-    def compile(job: object) -> None:
-        order.append(job)
-        both.wait(10)  # ends only where two are compiled at once
-
-    compiler = Compiler(compile, threads=2)
-    compiler.add(range(6))
-    wait(compiler, *range(6))
-    assert sorted(order[:2]) == [0, 1] and sorted(order) == list(range(6))
-    assert all(compiler.failure(job) is None for job in range(6))
-    compiler.close()
-
-
-def test_what_no_thread_has_taken_can_be_cancelled() -> None:
-    taken, go_on, order = threading.Event(), threading.Event(), []
-
-    def compile(job: object) -> None:
-        order.append(job)
-        taken.set()
-        assert go_on.wait(10)
-
-    compiler = Compiler(compile, threads=1)
-    compiler.add([0, 1, 2, 3])
-    assert taken.wait(10)
-    assert compiler.cancel([0, 1, 3, "none"]) == {1, 3}
-    go_on.set()
-    wait(compiler, 2)
-    assert order == [0, 2] and not compiler.done(1)
-    compiler.add([1])
-    wait(compiler, 1)
-    assert order == [0, 2, 1]
-    compiler.close()
-
-
 def test_what_a_finished_race_has_not_timed_is_not_compiled(tmp_path: Path) -> None:
     """One candidate is being compiled and keeps its plan; the others are cancelled, and the next problem's compiled."""
     taken, go_on = threading.Event(), threading.Event()
@@ -322,21 +281,10 @@ def test_what_a_finished_race_has_not_timed_is_not_compiled(tmp_path: Path) -> N
     lab.forget(small())
     assert [key for key in lab.plans if key[0] == small()] == [(small(), ways[0])]
     go_on.set()
-    wait(lab.compiler, (other, select(other, HOPPER)))
+    while not lab.compiler.done((other, select(other, HOPPER))):
+        lab.compiler.pause(0.01)
     assert not any(lab.compiler.done((small(), way)) for way in ways[1:])
     lab.compiler.close()
-
-
-def test_what_compiles_for_too_long_has_failed_and_keeps_no_one() -> None:
-    stop = threading.Event()
-    compiler = Compiler(lambda job: stop.wait(30) and None, threads=2, limit_s=0.05)
-    compiler.add(["hangs", "too", "late"])
-    wait(compiler, "hangs")
-    assert compiler.failure("hangs") == "compiling takes more than 0.05 s"
-    assert not compiler.done("late"), "it has not begun"
-    assert all(thread.daemon for thread in compiler.threads)
-    stop.set()
-    compiler.close()
 
 
 def test_workers_compile_for_the_gpu_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
