@@ -74,6 +74,14 @@ def shipped() -> Path:
     return write(kits.SHIPPED / "sm_90a.kit")
 
 
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's kit, which is to be used."""
+    file = write(tmp_path / "own" / "mine.kit")
+    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+    return file
+
+
 def code(capability: tuple[int, int] = (9, 0)) -> bytes | None:
     found = kits.code_of(LAUNCH, OPERANDS, capability)
     return None if found is None else found[0].code
@@ -122,9 +130,9 @@ def test_the_setting(
     "fault", ["link", "folder is a link", "group", "others", "folder", "pipe", "no kit", "a device"]
 )
 def test_a_user_s_file_that_others_could_write_is_not_used(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fault: str, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = write(tmp_path / "own" / "mine.kit")
+    file = own
     if fault == "link":
         file = Path(os.fspath(file) + "2")
         file.symlink_to("mine.kit")
@@ -148,42 +156,29 @@ def test_a_user_s_file_that_others_could_write_is_not_used(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files are given to another user")
-def test_another_user_s_file_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = write(tmp_path / "own" / "mine.kit")
-    os.chown(file, 1234, 1234)
-    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+def test_another_user_s_file_is_not_used(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.chown(own, 1234, 1234)
     assert code() is None and "belongs to user 1234" in warnings(caplog)[0]
 
 
-def test_a_user_s_file_that_is_replaced_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write(tmp_path / "own" / "mine.kit")
-    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+def test_a_user_s_file_that_is_replaced_meanwhile_stays(own: Path) -> None:
     kits.used((9, 0))
-    file.unlink()
-    write(file, MADE._replace(code=b"another"))
+    own.unlink()
+    write(own, MADE._replace(code=b"another"))
     assert code() == b"code"
 
 
-def test_a_damaged_kit_is_warned_of_once(shipped: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kits.used((9, 0))
-    whole = shipped.read_bytes()
-    shipped.write_bytes(whole[:-20] + bytes(20))
-    assert code() is None and code() is None
-    assert len(warnings(caplog)) == 1 and kits.used((9, 0)) == []
-
-
-def test_a_warning_names_the_user_s_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("whose", ["shipped", "own"])
+def test_a_damaged_kit_is_warned_of_once(
+    whose: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Which is read by its descriptor."""
-    file = write(tmp_path / "own" / "mine.kit")
-    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+    """By its name, though a user's is read by its descriptor."""
+    file = request.getfixturevalue(whose)
     kits.used((9, 0))
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-20] + bytes(20))
-    assert code() is None and warnings(caplog)[0].startswith(f"{file} is not used")
+    file.write_bytes(file.read_bytes()[:-20] + bytes(20))
+    assert code() is None and code() is None
+    (warned,) = warnings(caplog)
+    assert warned.startswith(f"{file} is not used") and kits.used((9, 0)) == []
 
 
 @pytest.mark.parametrize("setting", ["runtime.debug", "compilation.always_compile", "compilation.override"])

@@ -99,6 +99,8 @@ def test_int8_gives_int32_exactly(size: tuple[int, int, int]) -> None:
     for right in (b, b.T.contiguous().T):
         result = triton_gemm.matmul(a, right)
         assert result.dtype == torch.int32 and torch.equal(result, truth)
+    assert torch.equal(triton_gemm.bmm(a[None], b[None])[0], truth)
+    assert not N or torch.equal(triton_gemm.mv(a, b[:, 0]), truth[:, 0])
     out = torch.full((M, N), 7, dtype=torch.int32)
     assert torch.equal(triton_gemm.matmul(a, b, out=out), truth)
     with pytest.raises(RuntimeError, match="Expected out tensor to have dtype int, but got signed char instead"):
@@ -181,14 +183,6 @@ def test_alpha_zero_is_an_empty_sum(activation: str | None) -> None:
     none = a[:, :0], b[:0]
     truth, bound = expected(*none, c0, 1.0, 2.0, bias, "n", activation, mode="fp16", out_dtype=c.dtype)
     assert ((c.double() - truth).abs() <= bound).all()
-
-
-def test_operands_of_a_batch_may_be_one_matrix() -> None:
-    a, b, c = draw("n", 3, 20, 30), draw("t", 30, 40), torch.full((3, 20, 40), NAN).half()
-    for left, right in ((a, b.expand(3, 30, 40)), (a[:1].expand(3, 20, 30), b.expand(3, 30, 40))):
-        plan.multiply(left, right, c)
-        truth, bound = expected(left, right, None, mode="fp16", out_dtype=c.dtype)
-        assert ((c.double() - truth).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("packed", [("a",), ("b",), ("a", "b")], ids="-".join)
