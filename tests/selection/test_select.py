@@ -647,6 +647,7 @@ def test_a_bias_of_columns_is_read_as_one_of_rows(size: tuple[int, int, int]) ->
 
 def test_the_interpreter_gets_what_it_can_run() -> None:
     """It has no Gluon."""
+    assert select(in_mode("tf32"), INTERPRETER).kernel == "portable"
     for size in ((4096, 4096, 4096), (4096, 4097, 4095), (1, 512, 512)):
         assert select(of(*size), INTERPRETER).kernel in ("portable", "gemv")
     for rows in range(1, skinny.MAX_ROWS + 1):
@@ -750,13 +751,6 @@ def test_long_sums_of_many_tiles_take_turns_in_little_memory() -> None:
     *_, launch = launches(square, choice)
     assert choice.split_k == 4 and launch.arguments["IN_TURN"]
     assert [t.shape for t in launch.temporaries] == [(launch.counters, 128 * 128)] and launch.workspace == 0
-
-
-def test_tf32_is_everywhere() -> None:
-    square = of(512, 512, 512, dtype=torch.float32, out_dtype=torch.float32, precision="tf32")
-    for device in (*DEVICES, INTERPRETER):
-        kernel = "warp_specialised" if device.capability == (9, 0) and device is not INTERPRETER else "portable"
-        assert select(square, device).kernel == kernel
 
 
 def test_cpu_tensors_name_the_interpreter() -> None:
