@@ -344,25 +344,18 @@ CONFIGS = tuple(Config(m, n, 16, m * n // (32 * SIDE**2), 3) for m, n in ((128, 
 
 @dataclass(frozen=True)
 class Costs:
-    """What the kernel takes on one GPU, in microseconds.
-
-    fmas: multiply-adds in a microsecond of an SM with many warps; side: what an element that is loaded costs, in
-    multiply-adds; warps: how many are at least busy where an SM is; step: waiting for a k-tile; program: filling the
-    ring and storing a tile; piled: of the programs that an SM has room for, how many come together though others have
-    none; spread: what starting programs on all SMs at once adds, on fewer a share of it; handed_on: partial sums, a
-    constant, and for each TILE elements that a program writes or reads.
-    """
+    """What the kernel takes on one GPU. us: microseconds. The names are those of files of figures."""
 
     KERNEL = "fma"
 
-    fmas: float
-    side: float
-    warps: float
-    step: float
-    piled: float
-    program: float
-    spread: float
-    handed_on: tuple[float, float]
+    fmas: float  # multiply-adds in a us of an SM with many warps
+    side: float  # multiply-adds that a loaded element costs
+    warps: float  # that are at least busy where an SM is
+    step: float  # us of waiting for a k-tile
+    piled: float  # of the programs that an SM has room for, how many come together though others have none
+    program: float  # us of filling the ring and storing a tile
+    spread: float  # us of starting programs on all SMs at once; on fewer a share of it
+    handed_on: tuple[float, float]  # us of partial sums: a constant, and for TILE elements that are written or read
 
 
 TILE = 16_384  # elements of the largest tile

@@ -331,32 +331,24 @@ def default(problem: GemmProblem, device: DeviceInfo) -> tuple[Config, int]:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the kernel takes on one GPU, in microseconds.
-
-    start: a program's first loads and its stores; finish: a program's end, of an SM, a constant and for each sum across
-    the threads that lie along K; wait: for the loads of a step, a constant, and for each element that a thread loads;
-    fmas: multiply-adds in a microsecond of an SM, loads and conversions included, where threads lie along K, and
-    fmas_n: where they lie along N; share: of all parts of a sum; part: adding one; piled: of the programs that an SM
-    has room for, how many come together though others have none; memory: fraction of the memory bandwidth reached
-    where threads lie along K (K-major B), and memory_n: where they lie along N (N-major B); imbalance: for two to four
-    rows of a K-major B, weight of what the busiest SM loads beyond the average, 0 in figures that were fitted without
-    it; spread: what starting programs on all SMs at once adds, on fewer a share of it.
-    """
+    """What the kernel takes on one GPU. us: microseconds. The names are those of files of figures."""
 
     KERNEL = "gemv"
 
-    start: float
-    finish: tuple[float, float]
-    wait: tuple[float, float]
-    fmas: float
-    fmas_n: float
-    share: float
-    part: float
-    piled: float
-    memory: float
-    memory_n: float
+    start: float  # us of a program's first loads and its stores
+    finish: tuple[float, float]  # us of a program's end, of an SM: a constant, and for each sum across threads along K
+    wait: tuple[float, float]  # us of waiting for a step's loads: a constant, and for each element that a thread loads
+    fmas: float  # multiply-adds in a us of an SM, loads and conversions included, where threads lie along K
+    fmas_n: float  # and where they lie along N
+    share: float  # us of all parts of a sum together
+    part: float  # us of adding one part
+    piled: float  # of the programs that an SM has room for, how many come together though others have none
+    memory: float  # share of memory's bandwidth that is reached where threads lie along K (K-major B)
+    memory_n: float  # and where they lie along N (N-major B)
+    # With two to four rows and a K-major B, the weight of what the busiest SM loads beyond the average; 0 in figures
+    # fitted without it.
     imbalance: float
-    spread: float
+    spread: float  # us of starting programs on all SMs at once; on fewer a share of it
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:

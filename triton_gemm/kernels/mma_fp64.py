@@ -293,23 +293,17 @@ CONFIGS = Config(64, 64, 8, 2, 4), Config(64, 64, 16, 4, 3)
 
 @dataclass(frozen=True)
 class Costs:
-    """What the kernel takes on one GPU, in microseconds.
-
-    products: multiply-adds in a microsecond of an SM; side: what an element of a fragment costs, in multiply-adds;
-    warps: how many it takes to reach that; step: what a program alone waits for a k-tile; start: filling the ring and
-    storing a tile; piled: of the programs that an SM has room for, how many come together though others have none;
-    spread: what starting programs on all SMs at once adds, on fewer a share of it.
-    """
+    """What the kernel takes on one GPU. us: microseconds. The names are those of files of figures."""
 
     KERNEL = "mma_fp64"
 
-    products: float
-    side: float
-    warps: float
-    step: float
-    start: float
-    piled: float
-    spread: float
+    products: float  # multiply-adds in a us of an SM
+    side: float  # multiply-adds that an element of a fragment costs
+    warps: float  # with which an SM reaches `products`
+    step: float  # us that a program alone waits for a k-tile
+    start: float  # us of filling the ring and storing a tile
+    piled: float  # of the programs that an SM has room for, how many come together though others have none
+    spread: float  # us of starting programs on all SMs at once; on fewer a share of it
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:

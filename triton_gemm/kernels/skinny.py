@@ -214,25 +214,18 @@ CONFIGS = tuple(_config(16, n, num_warps) for n, num_warps in ((8, 2), (8, 4), (
 
 @dataclass(frozen=True)
 class Costs:
-    """What the kernel takes on one GPU, in microseconds.
-
-    start: a program's first loads and its stores; adding: a warp's sums, of an SM; wait: for the loads of a step;
-    bytes: in a microsecond that an SM takes in from L2; piled: of the programs that an SM has room for, how many come
-    together though others have none; memory: fraction of the memory bandwidth reached; imbalance: weight of the load
-    imbalance between SMs where memory is the bound, 0 in figures that were fitted without it; spread: what starting
-    programs on all SMs at once adds, on fewer a share of it.
-    """
+    """What the kernel takes on one GPU. us: microseconds. The names are those of files of figures."""
 
     KERNEL = "skinny"
 
-    start: float
-    adding: float
-    wait: float
-    bytes: float
-    piled: float
-    memory: float
-    imbalance: float
-    spread: float
+    start: float  # us of a program's first loads and its stores
+    adding: float  # us of adding a warp's sums, of an SM
+    wait: float  # us of waiting for a step's loads
+    bytes: float  # in a us that an SM takes in from L2
+    piled: float  # of the programs that an SM has room for, how many come together though others have none
+    memory: float  # share of memory's bandwidth that is reached
+    imbalance: float  # weight of SMs' load imbalance where memory is the bound; 0 in figures fitted without it
+    spread: float  # us of starting programs on all SMs at once; on fewer a share of it
 
 
 def candidates(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:

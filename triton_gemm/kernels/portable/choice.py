@@ -33,42 +33,33 @@ from .host import (
 
 @dataclass(frozen=True)
 class Pace:
-    """What a program takes on one GPU in addition to its products, in microseconds.
+    """What a program takes on one GPU in addition to its products. us: microseconds; a TILE: so many elements of C. The
+    names are those of files of figures."""
 
-    move: one copy to shared memory, of an SM, of 16 bytes and of fewer; read: an element of an operand that a thread
-    reads from there, but of 16 bits, where B is row-major and where it is K-major; latency: from a load to its
-    arrival, which the stages of a pipeline share; step: the barriers of a k-tile; start: a program's first loads and
-    its stores, a constant, and for each TILE elements of its tile; program: what each of an SM's programs adds to
-    that; share: of all parts of a sum, likewise; part: adding one, likewise; piled: of the programs that an SM has
-    room for, how many come together though others have none; memory: how much of its bandwidth is reached; spread:
-    what starting programs on all SMs at once adds, on fewer a share of it; inside_line, inside_sector: how many copies
-    one counts for where an operand's rows begin inside of lines of 128 bytes, and inside of their sectors.
-    """
-
-    move: tuple[float, float]
-    latency: float
-    step: float
-    start: tuple[float, float]
-    program: float
-    share: tuple[float, float]
-    part: tuple[float, float]
-    piled: float
-    memory: float
-    spread: float
+    move: tuple[float, float]  # us of an SM for a copy to shared memory: of 16 bytes, of fewer
+    latency: float  # us from a load to its arrival, which a pipeline's stages share
+    step: float  # us of a k-tile's barriers
+    start: tuple[float, float]  # us of a program's first loads and its stores: a constant, and for a TILE
+    program: float  # us that each of an SM's programs adds to `start`
+    share: tuple[float, float]  # us of all parts of a sum together: a constant, and for a TILE
+    part: tuple[float, float]  # us of adding one part: a constant, and for a TILE
+    piled: float  # of the programs that an SM has room for, how many come together though others have none
+    memory: float  # share of memory's bandwidth that is reached
+    spread: float  # us of starting programs on all SMs at once; on fewer a share of it
+    # us for an element, not of 16 bits, that a thread reads from shared memory: with a row-major B, with a K-major one
     read: tuple[float, float]
-    inside_line: float
-    inside_sector: float
+    inside_line: float  # copies that one counts for where an operand's rows begin inside of lines of 128 bytes
+    inside_sector: float  # and where they begin inside of sectors
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What the kernel takes on one GPU. products: multiply-adds in a microsecond of an SM, and of a warp, by precision;
-    tensor, ieee, fp64: the rest, by what multiplies."""
+    """What the kernel takes on one GPU. us: microseconds. The names are those of files of figures."""
 
     KERNEL = "portable"
 
-    products: Mapping[str, tuple[float, float]]
-    tensor: Pace
+    products: Mapping[str, tuple[float, float]]  # by precision, multiply-adds in a us of an SM, and of a warp
+    tensor: Pace  # the rest, by what multiplies
     ieee: Pace
     fp64: Pace
 
@@ -147,19 +138,17 @@ class _OfProblem(NamedTuple):
 
 
 class _OfConfig(NamedTuple):
-    """Of a configuration, whatever the problem's sizes: time of a k-tile on a busy SM, and of one program alone; of a
-    program's start, of sharing sums, of adding one; how many programs an SM has room for; k-tiles that are loaded
-    ahead, and time of the copies of one; time in which L2 gives one to whichever SM, where that is not in `work`."""
+    """What a configuration's predicted times have in common, whatever the problem's sizes. Times are microseconds."""
 
-    work: float
-    alone: float
-    start: float
-    share: float
-    part: float
-    at_once: int
-    ahead: int
-    copies: float
-    l2: float
+    work: float  # of a k-tile on a busy SM
+    alone: float  # of a k-tile of one program alone
+    start: float  # of a program
+    share: float  # of sharing sums
+    part: float  # of adding one
+    at_once: int  # programs that an SM has room for
+    ahead: int  # k-tiles that are loaded ahead
+    copies: float  # of a k-tile's copies
+    l2: float  # in which L2 gives a k-tile to whichever SM, where that is not in `work`
 
 
 def microseconds(problem: GemmProblem, config: Config, split_k: int, model: DeviceModel) -> float:

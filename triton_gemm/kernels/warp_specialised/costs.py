@@ -29,120 +29,95 @@ MOST_LIMITED = 3.0  # of energy over time at the power limit; up to 3 `sustained
 
 @dataclass(frozen=True)
 class Costs:
-    """What the kernel takes on one GPU, in microseconds.
-
-    setup: of its barriers, beyond an empty launch; spread: what starting programs on all SMs at once adds, on fewer a
-    share of it; step: what wgmma needs for 128 bytes along K of a tile, "128x256", at the highest clock;
-    stage: handing a stage of the ring over, of operands of 16 bits and of others; promotion: adding a k-tile's sums
-    outside of the tensor cores, for TILE elements of tiles whose width is a multiple of 64, and of others; what each
-    doubling of a cluster's CTAs adds, as these wait for the slowest; a second wave; and scales of blocks, for TILE
-    elements in one wave; line: of 128 bytes from L2 into an SM's shared memory; multicast: of one that another CTA of
-    the cluster asks for; beyond: filling a line of a tile larger than the matrix with zeros; alone: how much of line
-    and beyond is left on an SM whose neighbour is idle;
-    inside_line: lines that 128 bytes of a row count for where rows begin inside of lines, at a sector's 32 bytes, and
-    inside_sector: inside of sectors;
-    cluster: what CTAs of a cluster wait for one another, at the start and the end, and in a k-tile, as a share of its
-    step; start: filling the ring and storing a tile, a constant and what is added for TILE elements; tail: storing a
-    tile's second part; share: handing partial sums to another program, and part: adding one more program's, likewise;
-    bias: what a tile's bias adds if each of its columns has one (of rows it adds nothing: a thread has few);
-    reduction: a second launch that adds up all parts, what each of them adds to it, and bytes of partial sums in a
-    microsecond;
-    paired: bytes in a microsecond from memory to each of two neighbouring SMs;
-    delivered: L2's additional cost of a line for each further CTA that receives it by multicast, as a share of a line;
-    merged: the share of L2's cost that a line of A saves if another SM of the GPC loads it at about the same time;
-    unshared: L2's cost of a line that one CTA of a cluster loads for itself alone; 1 is that of a CTA in no cluster;
-    straddling: storing 128 rows of a tile (columns where C is column-major) that begin or end inside of a sector.
-    Where C has at most FEW_ROWS rows or columns, shared: the fraction of `line` that one of these takes, as all SMs
-    load them at the same time; round_trip: from issuing the load of a k-tile from memory until its slot in the ring
-    can be filled again.
-    """
+    """What the kernel takes on one GPU. us: microseconds; a TILE: so many elements of C; a line: 128 bytes. The names
+    are those of files of figures."""
 
     KERNEL = "warp_specialised"
 
-    setup: float
-    spread: float
-    step: Mapping[str, float]
-    stage: tuple[float, float]
+    # Of a launch
+    setup: float  # us of the barriers, beyond an empty launch
+    spread: float  # us of starting programs on all SMs at once; on fewer a share of it
+    # Of a k-tile's products
+    step: Mapping[str, float]  # us of wgmma for 128 bytes along K of a tile, "128x256", at the highest clock
+    stage: tuple[float, float]  # us of handing a stage of the ring over: of operands of 16 bits, of others
+    # us of adding a k-tile's sums outside of the tensor cores: for a TILE of tiles whose width is a multiple of 64; of
+    # others; for each doubling of a cluster's CTAs, which wait for the slowest; for a second wave; and for scales of
+    # blocks, a TILE in one wave.
     promotion: tuple[float, float, float, float, float]
-    line: float
-    multicast: float
-    beyond: float
-    alone: float
-    inside_line: float
-    inside_sector: float
+    # Of what enters an SM's shared memory
+    line: float  # us of a line from L2
+    multicast: float  # us of a line that another CTA of the cluster asks for
+    beyond: float  # us of filling a line of a tile that is larger than the matrix with zeros
+    alone: float  # share of `line` and `beyond` that is left on an SM whose neighbour is idle
+    inside_line: float  # lines that 128 bytes of a row count for where rows begin inside of lines, at a sector
+    inside_sector: float  # and where they begin inside of sectors
+    # us that a cluster's CTAs wait for one another at the start and the end; and in a k-tile, a share of its products
     cluster: tuple[float, float]
-    start: tuple[float, float]
-    tail: float
-    share: tuple[float, float]
-    part: tuple[float, float]
-    bias: float
-    reduction: tuple[float, float, float]
-    paired: float
-    shared: float
-    round_trip: float
-    delivered: float
-    merged: float
-    unshared: float
-    straddling: float
+    # Of a tile
+    start: tuple[float, float]  # us of filling the ring and storing the tile: a constant, and for a TILE
+    tail: float  # us of storing a tile's second part
+    share: tuple[float, float]  # us of handing partial sums to another program: a constant, and for a TILE
+    part: tuple[float, float]  # us of adding one more program's partial sums: a constant, and for a TILE
+    bias: float  # us of a bias for each column of a tile; one for each row adds nothing, as a thread has few rows
+    reduction: tuple[float, float, float]  # us of a second launch, us of each part there, and bytes of parts in a us
+    # Of L2 and memory
+    paired: float  # bytes in a us from memory to each of two neighbouring SMs
+    shared: float  # with at most FEW_ROWS rows or columns: share of `line` for one of these, which all SMs load
+    round_trip: float  # us, with as few, from issuing a load from memory until its slot can be filled again
+    delivered: float  # L2's cost of each further CTA that receives a line by multicast, in lines
+    merged: float  # share of L2's cost of a line of A that is saved if an SM of the GPC loads it at about the same time
+    unshared: float  # L2's cost of a line that one CTA of a cluster loads for itself alone; 1 is that without clusters
+    straddling: float  # us of storing 128 rows (C column-major: columns) that begin or end inside of a sector
 
 
 class OfProblem(NamedTuple):
-    """Of a problem, whatever its tiles: fixed, and what each CTA adds to it; the time of the products' energy at the
-    power limit, without their operands'; the cube of memory's time; the time that one of two neighbouring SMs would
-    take to load all; that of a second launch that adds up parts, and of each part; of each tile's bias; and the lines
-    that 128 bytes of a row of A and of B count for, wherever tiles begin."""
+    """What a problem's predicted times have in common, whatever its tiles. Times are microseconds."""
 
     fixed: float
-    spread: float
-    power: float
-    memory_cubed: float
-    paired: float
-    reduction: float
-    reduced_part: float
-    bias: float
-    a_lines: float
+    spread: float  # of each CTA
+    power: float  # of the products' energy at the power limit, without that of operands
+    memory_cubed: float  # the cube of memory's time
+    paired: float  # that one of two neighbouring SMs would take to load all
+    reduction: float  # of a second launch that adds up parts
+    reduced_part: float  # of each part there
+    bias: float  # of a tile
+    a_lines: float  # that 128 bytes of a row of A count for, wherever tiles begin
     b_lines: float
 
 
 class OfConfig(NamedTuple):
-    """Of a configuration, whatever the problem's sizes: the sides of a cluster's tiles, how many clusters run at once,
-    and whether tiles can be cut; the time of a k-tile's products, how often it loads 128 bytes of a row, and the time
-    that it takes in addition; of a tile start and end, handing partial sums on, and adding one program's; of a launch
-    what clusters wait for; of sums, adding them outside of the tensor cores; the energy of a product with its operands,
-    of one without as 1; L2's cost of a line of A and of B that all CTAs of a cluster receive, and of A's the least; the
-    share of A's that is saved if another cluster loads it, and how many clusters a GPC has."""
+    """What a configuration's predicted times have in common, whatever the problem's sizes. Times are microseconds."""
 
     config: Config
-    m: int
-    n: int
-    most: int
-    cuts: bool
-    multiply: float
-    lines: float
-    more: float
-    start: float
-    share: float
-    part: float
-    waiting: float
-    adding: float
-    energy: float
-    a_requested: float
+    m: int  # rows of a cluster's tiles
+    n: int  # columns of them
+    most: int  # clusters that run at once
+    cuts: bool  # whether tiles can be cut along K
+    multiply: float  # of a k-tile's products
+    lines: float  # of 128 bytes that a k-tile has of each row
+    more: float  # of a k-tile, in addition to the longest of its products and loads
+    start: float  # of a tile's start and end
+    share: float  # of handing partial sums on
+    part: float  # of adding one program's
+    waiting: float  # that clusters wait, of a launch
+    adding: float  # of adding sums outside of the tensor cores
+    energy: float  # of a product with its operands; 1 is that of one without
+    a_requested: float  # L2's cost of a line of A that all of the cluster's CTAs receive
     b_requested: float
-    a_least: float
-    merged: float
-    clusters: int
+    a_least: float  # and of A's if every other cluster of a GPC loads it, too
+    merged: float  # share of A's that is saved if another cluster loads it
+    clusters: int  # of a GPC
 
 
 class OfTile(NamedTuple):
-    """Of a problem in a configuration: k_tiles, the time of one; what storing a tile takes in addition; L2's time for a
-    cluster's tiles; whether neighbouring SMs are idle. Tiles at C's edges take as long as others, as they are shifted
+    """What a problem's tiles take in a configuration. Those at C's edges take as long as others, as they are shifted
     into C (`work.last_tiles`)."""
 
     k_tiles: int
-    pace: float
-    store: float
-    l2: float
-    alone: bool
+    pace: float  # microseconds of a k-tile
+    store: float  # microseconds of storing a tile, in addition
+    l2: float  # microseconds of L2 for a cluster's tiles
+    alone: bool  # whether neighbouring SMs are idle
 
 
 def microseconds(problem: GemmProblem, config: Config, schedule: Schedule, model: DeviceModel) -> float:
