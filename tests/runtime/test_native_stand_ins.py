@@ -176,6 +176,7 @@ import pytest, torch, triton_gemm
 from tests.runtime import test_native_products as products
 from tests.runtime.test_native_stand_ins import Waiting
 from triton_gemm.functional import routing
+from triton_gemm.problem import SUM
 from triton_gemm.runtime import stand_ins
 
 patch = pytest.MonkeyPatch()
@@ -192,7 +193,7 @@ def start(a, b, count: int):
 wanted, [known] = waiting.first_calls.wanted, waiting.fast.calls.values()
 with triton_gemm.use():
     fast = routing._rules[-1].fast
-    key, _ = fast.take("mm", waiting.a, waiting.b, (), products.SUM, None, dispatched=True)
+    key, _ = fast.take("mm", waiting.a, waiting.b, (), SUM, None, dispatched=True)
     fast.keep(key, known)
     before = wanted.calls
     running = [scripted.start(waiting.a, waiting.b, 4000) for _ in range(3)]

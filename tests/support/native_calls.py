@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -60,7 +60,7 @@ class Call:
         self.take()
         return found
 
-    def planned(self) -> Self:
+    def planned(self) -> Call:
         self.plan()
         return self
 
