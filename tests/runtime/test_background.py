@@ -371,24 +371,6 @@ def test_a_forked_child_waits_and_has_none_of_the_workers(gpu: Gpu) -> None:
     assert os.waitpid(child, 0)[1] == 0 and background._available
 
 
-def test_one_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    background.enabled.cache_clear()
-    for value, enabled in (("0", False), ("1", True)):
-        monkeypatch.setenv("TRITON_GEMM_BACKGROUND", value)
-        assert background.enabled.__wrapped__() == enabled
-    monkeypatch.setenv("TRITON_GEMM_BACKGROUND", "yes")  # which is said, and raises nothing amid a user's call
-    assert background.enabled() and background.enabled()
-    assert caplog.messages == ["TRITON_GEMM_BACKGROUND must be 0 or 1, not 'yes': it counts as 1"]
-    background.enabled.cache_clear()
-
-
-def test_whether_workers_can_leave_binaries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(background, "cache_folder", lambda: tmp_path / "not" / "made")
-    assert background._can_cache.__wrapped__()
-    monkeypatch.setattr(os, "access", lambda folder, _: folder != tmp_path)
-    assert not background._can_cache.__wrapped__()
-
-
 def test_workers_compile_what_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With Triton's compiler and cache and a real process; but for launches all is as on a GPU."""
     made = background._compiler

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 import triton_gemm
-from triton_gemm.runtime import compiling
+from triton_gemm.runtime import background, compiling
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError
 
@@ -229,3 +229,21 @@ def test_a_containers_quota_of_cores_counts(
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     assert len(compiler_of(lambda job: None).threads) == max(1, min(compiling.THREADS, cores - 1))
+
+
+def test_one_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    background.enabled.cache_clear()
+    for value, enabled in (("0", False), ("1", True)):
+        monkeypatch.setenv("TRITON_GEMM_BACKGROUND", value)
+        assert background.enabled.__wrapped__() == enabled
+    monkeypatch.setenv("TRITON_GEMM_BACKGROUND", "yes")  # which is said, and raises nothing amid a user's call
+    assert background.enabled() and background.enabled()
+    assert caplog.messages == ["TRITON_GEMM_BACKGROUND must be 0 or 1, not 'yes': it counts as 1"]
+    background.enabled.cache_clear()
+
+
+def test_whether_workers_can_leave_binaries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(background, "cache_folder", lambda: tmp_path / "not" / "made")
+    assert background._can_cache.__wrapped__()
+    monkeypatch.setattr(os, "access", lambda folder, _: folder != tmp_path)
+    assert not background._can_cache.__wrapped__()

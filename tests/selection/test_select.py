@@ -365,28 +365,6 @@ def test_no_tile_is_cut_into_parts_that_32_bits_do_not_count() -> None:
         assert (why is None) == legal and (legal or "k-tiles times parts" in str(why))
 
 
-def test_a_reduction_s_bound_counts_the_parts_that_there_are() -> None:
-    """Not those that there would be room for: with fewer every second SM may be idle, and the others load faster."""
-    layouts = Layout((598016, 4672, 1)), Layout((574656, 1, 4672)), Layout((15744, 1, 128))
-    problem = GemmProblem(2, 128, 123, 4660, torch.bfloat16, torch.float32, "half", *layouts, bias="n")
-    device = named_device("h200")
-    assert float(select(problem, device).reason.split()[1]) <= ranked(problem, device)[0][0] * 1.01
-
-
-def test_groups_are_predicted_with_all_rows_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tile that ends beyond its group loads the next one's rows."""
-    host, layouts = warp_specialised.host, (Layout((0, 7168, 1)), Layout((0, 1, 7168)), Layout((0, 2048, 1)))
-    problem = GemmProblem(64, 512, 2048, 7168, torch.bfloat16, torch.bfloat16, "half", *layouts, groups="m")
-    assert host.few_copied(problem) == (0, 0)
-    times = []
-    for copied in (host.few_copied, lambda problem: (0, 0)):
-        monkeypatch.setattr(host, "few_copied", copied)
-        monkeypatch.setattr(warp_specialised.costs, "_KNOWN", cost_model.Remembered())
-        found = ranked(problem, named_device("h200"))
-        times.append([time for time, way in found if way.algorithm.kernel == "warp_specialised"])
-    assert times[0] == times[1] and times[0]
-
-
 # --- Named choices ---
 
 

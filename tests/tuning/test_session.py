@@ -48,10 +48,8 @@ def tuned(
     ended: Callable[[ShapeReport], None] = lambda report: None,
     **wishes: Any,
 ) -> TuningReport:
-    lab = lab or FakeLab(chance)
-    journal = Journal(folder / "x.tuning.jsonl", versions or tables.versions())
-    lab.journal = journal
-    return Session(lab, journal, Wishes(**{"budget": 60.0, **wishes}), progress).run(calls or {SMALL: 1}, ended)
+    journal, wanted = Journal(folder / "x.tuning.jsonl", versions or tables.versions()), {"budget": 60.0, **wishes}
+    return Session(lab or FakeLab(chance), journal, Wishes(**wanted), progress).run(calls or {SMALL: 1}, ended)
 
 
 def fastest(problem: GemmProblem = SMALL, bits: Any = "same") -> Selection:
