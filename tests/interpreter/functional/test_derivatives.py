@@ -265,21 +265,6 @@ def test_func_of_products_of_others() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "in_dims", [(0, None, None), (None, 0, None), (None, None, 0), (0, None, 1), (0, 1, 1)], ids=str
-)
-@pytest.mark.parametrize("activation", [None, "silu"])
-def test_vmap_of_a_layer(in_dims: tuple[int | None, ...], activation: str | None) -> None:
-    x, w, bias = (
-        draw(*shape) if dim is None else draw(*shape[:dim], 6, *shape[dim:])
-        for shape, dim in zip(((2, 5, 9), (7, 9), (7,)), in_dims, strict=True)
-    )
-    ours, theirs = (
-        func.vmap(lambda *v, f=f: f(*v, activation), in_dims)(x, w, bias) for f in (triton_gemm.linear, torchs_linear)
-    )
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
 def test_ensembles_and_gradients_per_sample() -> None:
     """Of a module's parameters, as torch.func has them."""
     ours, theirs = triton_gemm.nn.Linear(5, 3, activation="relu"), torch.nn.Linear(5, 3)

@@ -16,7 +16,7 @@ from tests.interpreter.functional.test_surface import poisoned_outputs as poison
 from tests.support.epilogue_truth import activated
 from tests.support.patches import noted
 from tests.support.product_checks import NAN
-from tests.support.product_views import assert_gradients_as_near_as_torchs, assert_product, draw, traced
+from tests.support.product_views import assert_gradients_as_near_as_torchs, assert_product, draw, torchs_linear, traced
 from tests.support.wrong_products import ones
 from triton_gemm.problem import ACTIVATIONS, GATES
 from triton_gemm.runtime import plan
@@ -101,23 +101,12 @@ def test_a_residual_is_added_last(bias: tuple[int, ...] | None, name: str | None
         assert ((c.double() - truth).abs() <= 2.0**-8 * roundings * size + 2.0**-14).all()
 
 
-def test_a_residual_of_vectors_and_of_batches() -> None:
+def test_a_residual_of_vectors() -> None:
     x, w, residual = draw(3, 20, 33), draw(9, 33), draw(3, 20, 9)
     one = triton_gemm.linear(x[0, 0], w, residual=residual[0, 0])
     torch.testing.assert_close(one, torch.nn.functional.linear(x[0, 0], w) + residual[0, 0])
     column = triton_gemm.linear(x, w[0], activation="relu", residual=residual[..., 0])
     torch.testing.assert_close(column, torch.nn.functional.linear(x, w[0]).relu() + residual[..., 0])
-    for in_dims in ((0, None, None), (None, None, 0), (1, 0, 2)):
-        operands = [draw(*shape) for shape in ((20, 33), (9, 33), (20, 9))]
-        operands = [x if dim is None else torch.stack([x, -x], dim) for x, dim in zip(operands, in_dims, strict=True)]
-        ours, theirs = (
-            torch.vmap(lambda x, w, r, of=of: of(x, w, r), in_dims)(*operands)
-            for of in (
-                lambda x, w, r: triton_gemm.linear(x, w, None, "silu", residual=r),
-                lambda x, w, r: activated(x @ w.T, "silu") + r,
-            )
-        )
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_a_residual_that_does_not_fit_is_named() -> None:
@@ -250,52 +239,56 @@ def test_a_checkpoint_keeps_operands_alone(reentrant: bool, monkeypatch: pytest.
     torch.testing.assert_close([t.grad for t in operands], list(expected), rtol=0, atol=0)
 
 
+# Shapes of x, a weight and its bias, a gate and its bias, and a residual; None where vmap has one for all.
+OPERANDS = (5, 8), (6, 8), (6,), (6, 8), (6,), (5, 6)
+N = None
+IN_DIMS = [(0, N, N, N, N, N), (N, 0, N, N, N, N), (N, N, 0, N, N, N), (N, 1, N, 0, N, N), (N, N, N, N, 0, N)]
+IN_DIMS += [(N, N, N, N, N, 0), (1, N, N, N, N, 2), (0, N, 1, N, N, N), (0, 1, 1, N, 0, N), (0, 0, 0, 0, 0, 0)]
+
+
+def layers(activation: Any, residual: bool) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    """Ours and torch's, of six operands."""
+    is_gated = activation in GATES
+
+    def ours(x: Any, w: Any, b: Any, g: Any, gb: Any, r: Any) -> torch.Tensor:
+        gates = {"gate": g, "gate_bias": gb} if is_gated else {}
+        return triton_gemm.linear(x, w, b, activation, residual=r if residual else None, **gates)
+
+    def theirs(x: Any, w: Any, b: Any, g: Any, gb: Any, r: Any) -> torch.Tensor:
+        c = by_torch(x, w, b, activation, g, gb) if is_gated else torchs_linear(x, w, b, activation)
+        return c + r if residual else c
+
+    return ours, theirs
+
+
+@pytest.mark.parametrize("in_dims", IN_DIMS, ids=str)
 @pytest.mark.parametrize(
-    "in_dims",
-    [(0, *[None] * 4), (None, None, 0, None, None), (None, 1, None, 0, None), (0,) * 5, (*[None] * 4, 0)],
-    ids=str,
+    ("activation", "residual"), [(None, False), ("silu", False), ("silu", True), ("swiglu", False), ("swiglu", True)]
 )
-def test_vmap_also_of_gradients(in_dims: tuple[int | None, ...]) -> None:
-    shapes = [(5, 8), (6, 8), (6,), (6, 8), (6,)]
+def test_vmap_also_of_gradients(activation: str | None, residual: bool, in_dims: tuple[int | None, ...]) -> None:
     operands = [
         draw(*shape, seed=i) if dim is None else torch.stack([draw(*shape, seed=i), draw(*shape, seed=i + 9)], dim)
-        for i, (shape, dim) in enumerate(zip(shapes, in_dims, strict=True))
+        for i, (shape, dim) in enumerate(zip(OPERANDS, in_dims, strict=True))
     ]
 
     def both(function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        gradients = torch.func.grad(lambda *xs: function(*xs).sin().sum(), tuple(range(5)))
+        gradients = torch.func.grad(lambda *xs: function(*xs).sin().sum(), tuple(range(6)))
         return torch.vmap(lambda *xs: (function(*xs), *gradients(*xs)), in_dims)(*operands)
 
-    ours = both(lambda x, up, b, g, gb: triton_gemm.linear(x, up, b, "swiglu", gate=g, gate_bias=gb))
-    theirs = both(lambda x, up, b, g, gb: by_torch(x, up, b, "swiglu", g, gb))
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=5e-3)
+    torch.testing.assert_close(*map(both, layers(activation, residual)), rtol=1e-3, atol=5e-3)
 
 
 @pytest.mark.parametrize("which", [(0,), (1,), (2,), (3,), (4,), (5,), (1, 5), (0, 3)], ids=str)
 @pytest.mark.parametrize("activation", ["swiglu", "gelu", "relu"])
 def test_tangents_of_some_operands(activation: str, which: tuple[int, ...]) -> None:
-    """Of x, a weight and its bias, a gate and its bias, and a residual."""
-    shapes = [(3, 8), (6, 8), (6,), (6, 8), (6,), (3, 6)]
-    operands = [draw(*shape, seed=i, dtype=DOUBLE) for i, shape in enumerate(shapes)]
-
-    def ours(*some: torch.Tensor) -> torch.Tensor:
-        x, w, b, g, gb, r = given(some)
-        gates = {"gate": g, "gate_bias": gb} if activation == "swiglu" else {}
-        return triton_gemm.linear(x, w, b, activation, residual=r, **gates)
-
-    def theirs(*some: torch.Tensor) -> torch.Tensor:
-        x, w, b, g, gb, r = given(some)
-        before = torch.nn.functional.linear(x, w, b)
-        if activation == "swiglu":
-            return torch.nn.functional.silu(torch.nn.functional.linear(x, g, gb)) * before + r
-        return getattr(torch.nn.functional, activation)(before) + r
-
-    def given(some: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-        return [some[which.index(i)] if i in which else x for i, x in enumerate(operands)]
-
+    operands = [draw(*shape, seed=i, dtype=DOUBLE) for i, shape in enumerate(OPERANDS)]
     some = tuple(operands[i] for i in which)
-    tangents = tuple(torch.ones_like(x) for x in some)
-    torch.testing.assert_close(torch.func.jvp(ours, some, tangents), torch.func.jvp(theirs, some, tangents))
+
+    def tangents(layer: Callable[..., torch.Tensor]) -> Any:
+        of_some = lambda *xs: layer(*(xs[which.index(i)] if i in which else x for i, x in enumerate(operands)))  # noqa: E731
+        return torch.func.jvp(of_some, some, tuple(map(torch.ones_like, some)))
+
+    torch.testing.assert_close(*map(tangents, layers(activation, residual=True)))
 
 
 def test_the_operator_checks_what_it_is_given() -> None:
