@@ -242,7 +242,7 @@ class Calls(RuleBasedStateMachine):
     @rule(name=st.sampled_from(("model", "cached")), bits=st.sampled_from(("same", "any")))
     def enter_policy(self, name: str, bits: str) -> None:
         self._say("enter_policy", name=name, bits=bits)
-        self._enter(triton_gemm.policy(name, bits=bits))  # type: ignore[arg-type]
+        self._enter(triton_gemm.policy(name, bits=bits))
 
     @rule(enabled=st.booleans())
     def enter_batch_invariant(self, enabled: bool) -> None:
@@ -405,7 +405,7 @@ def fuzz(number: int, examples: int, steps: int, machine: type[Calls] = Calls) -
         run_state_machine_as_test(seed(number)(type("Calls", (machine,), {})), settings=chosen)
     except Exception as error:
         log, Calls.journal, Calls.deadline = list(Calls.log), None, math.inf
-        error.found = as_test(shrunk(log) if fails(log) else log)  # type: ignore[attr-defined]
+        error.found = as_test(shrunk(log) if fails(log) else log)
         raise
 
 
@@ -420,7 +420,7 @@ def work(number: int, minutes: float, journal: Path) -> int:
             fuzz(1000 * number + chunk, 20, 40)
             chunk += 1
     except Exception as error:
-        print(f"{type(error).__name__}: {error}\n\n{error.found}", file=sys.stderr, flush=True)  # type: ignore[attr-defined]
+        print(f"{type(error).__name__}: {error}\n\n{error.found}", file=sys.stderr, flush=True)
         return 1
     finally:
         forget()

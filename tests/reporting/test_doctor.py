@@ -1,24 +1,29 @@
-"""doctor: what is broken is found and said, whatever else is; and nothing is raised."""
+"""doctor: what is broken is found and said, whatever else is; and nothing is raised. Of the extension, too, to who has
+never heard of it."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import triton
 
-from tests.support import table_fakes
+from tests.support import fake_cxx, table_fakes
+from tests.support.patches import replace_all
 from tests.support.table_fakes import problem_of
 from triton_gemm import tables
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.reporting import doctor, storage
 from triton_gemm.reporting.doctor import Diagnosis, Finding
+from triton_gemm.runtime import native_build, native_file
 from triton_gemm.tables import files
 
 H200 = named_device("h200")
@@ -42,9 +47,7 @@ def the_one(about: str, words: str) -> Finding:
 
 def with_gpu(monkeypatch: pytest.MonkeyPatch, *devices: Any) -> None:
     """torch sees GPUs, as far as doctor looks without launching anything."""
-    monkeypatch.setattr(doctor, "has_gpu", lambda: True)
-    monkeypatch.setattr(doctor, "_devices", lambda: devices)
-    monkeypatch.setattr(doctor, "driver_version", lambda: (13, 2))
+    replace_all(monkeypatch, doctor, has_gpu=lambda: True, _devices=lambda: devices, driver_version=lambda: (13, 2))
     monkeypatch.setattr(torch.version, "cuda", "13.2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(devices))
     monkeypatch.setitem(doctor.EXAMINATIONS, "product", lambda: iter(()))
@@ -113,11 +116,7 @@ def test_a_triton_that_is_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not [found for found in look("versions") if "comes with" in found.says]
     monkeypatch.setattr(metadata, "requires", lambda name: ['triton==2.9.1; platform_system == "Linux"'])
     assert the_one("versions", "comes with Triton 2.9, and this is").status == "note"
-
-    def unknown(name: str) -> None:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "requires", unknown)
+    monkeypatch.setattr(metadata, "requires", Mock(side_effect=metadata.PackageNotFoundError("torch")))
     assert {found.status for found in look("versions")} <= {"good", "note"}
 
 
@@ -247,10 +246,7 @@ def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_examination_that_fails_says_so_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> Any:
-        raise OSError("the disk\nis gone")
-
-    monkeypatch.setitem(doctor.EXAMINATIONS, "GPU", fails)
+    monkeypatch.setitem(doctor.EXAMINATIONS, "GPU", Mock(side_effect=OSError("the disk\nis gone")))
     found = doctor.examine()
     assert found.broken and Finding("GPU", "broken", "OSError: the disk") in found.findings
     assert look("policy")
@@ -276,3 +272,90 @@ def test_ptxas_that_is_too_old_for_the_gpu(tmp_path: Path, monkeypatch: pytest.M
     assert [one.status for one in look("ptxas")] == ["good", "good"]
     monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", str(old))
     assert the_one("ptxas", "does not know sm_100a").do.startswith("unset TRITON_PTXAS_BLACKWELL_PATH")
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_cxx.Compiler]:
+    """There is a GPU, and nothing is built."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRITON_GEMM_NATIVE")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(native_build, "native_refused", lambda: None)
+    made = fake_cxx.make(tmp_path)
+    monkeypatch.setenv("CXX", str(made.path))
+    native_file.setting.cache_clear()
+    yield made
+    native_file.setting.cache_clear()
+
+
+def of_calls() -> tuple[str, str, str]:
+    """Status, sentence and advice."""
+    [found] = [x for x in doctor.examine().findings if x.about == "calls"]
+    return found.status, found.says, found.do
+
+
+def test_each_state_has_a_sentence(compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = f"C++ launches repeated calls once {compiler.path} has built an extension, in the background"
+    assert of_calls() == ("good", says, "`triton-gemm build` builds it now")
+    assert not compiler.calls(), "doctor builds nothing"
+    file = native_build.build()
+    assert of_calls() == ("good", f"C++ launches repeated calls, by {file}", "")
+    file.chmod(0o666)
+    status, says, _ = of_calls()
+    assert status == "note" and says.startswith("Python launches repeated calls, not C++: others may write to")
+    assert f"chmod go-w {file}" in says
+    file.unlink()
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", os.devnull)
+    assert of_calls()[:2] == ("note", "Python launches repeated calls, not C++: there is no C++ compiler")
+    monkeypatch.setenv("CXX", "g++ 'x")
+    assert "No closing quotation" in of_calls()[1]
+    monkeypatch.setattr(native_file, "folder", lambda: None)
+    assert "there is no cache folder" in of_calls()[1]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert of_calls() == ("good", "C++ for repeated calls is off: there is no NVIDIA GPU", "")
+
+
+@pytest.mark.parametrize("value", ["0", "file", "off"])
+def test_its_variable(value: str, compiler: fake_cxx.Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "into" / "triton_gemm_native.so"
+    monkeypatch.setenv("TRITON_GEMM_NATIVE", str(file) if value == "file" else value)
+    native_file.setting.cache_clear()
+    if value == "0":
+        assert of_calls() == ("good", "C++ for repeated calls is off: TRITON_GEMM_NATIVE is 0", "")
+    elif value == "file":
+        status, says, do = of_calls()
+        assert status == "note" and str(file) in says and f"triton-gemm build --into {file.parent}" in do
+        native_build.build(file.parent)
+        assert of_calls() == ("good", f"C++ launches repeated calls, by {file}", "")
+    else:
+        found = [x for x in doctor.examine().findings if x.about == "calls"]
+        assert found[0].status == "broken" and "TRITON_GEMM_NATIVE must be 0, 1 or the absolute path" in found[0].says
+        assert found[1].says.startswith("C++ launches repeated calls once"), "it counts as 1"
+
+
+def test_a_wrong_switch_of_the_background_is_named(
+    compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_GEMM_BACKGROUND", "off")
+    first, *_ = doctor._policy()
+    assert first[:2] == ("broken", "TRITON_GEMM_BACKGROUND must be 0 or 1, not 'off': it counts as 1")
+
+
+def test_without_a_gpu_the_extension_that_an_image_names_is_judged(
+    compiler: fake_cxx.Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing reads TRITON_GEMM_BACKGROUND there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("BACKGROUND", "NATIVE"):
+        monkeypatch.setenv(f"TRITON_GEMM_{name}", "off")
+    assert [status for status, *_ in doctor._policy()] == ["good"]
+    assert [x.status for x in doctor.examine().findings if x.about == "calls"] == ["broken", "good"]
+    file = tmp_path / "into" / "triton_gemm_native.so"
+    monkeypatch.setenv("TRITON_GEMM_NATIVE", str(file))
+    native_file.setting.cache_clear()
+    found = [x for x in doctor.examine().findings if x.about == "calls"]
+    assert [x.status for x in found] == ["good", "note"] and str(file) in found[1].says
+    native_build.build(file.parent)
+    assert [x.says for x in doctor.examine().findings if x.about == "calls"][1] == f"{file} can be loaded"

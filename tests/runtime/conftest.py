@@ -15,5 +15,10 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> fake_driver.Driver:
+    return fake_driver.install(monkeypatch, extension)
+
+
+@pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_compiler.Gpu:
     return fake_compiler.Gpu(monkeypatch)

@@ -7,12 +7,14 @@ import os
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import triton_gemm
 from tests.support.fake_compiler import ROWS, SPLIT, Gpu, N, available, call, operands, own, own_jobs, planned
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from tests.support.threads import at_once
 from triton_gemm.compat import compiling_for
@@ -73,9 +75,7 @@ def test_most_called_is_compiled_first(gpu: Gpu) -> None:
     for made, count in ((few, 2), (many, 4), (by_cpp, 2)):
         for _ in range(count):
             call(made)
-    assert by_cpp.first_calls is not None and by_cpp.first_calls.stand_in is not None
     counter = by_cpp.first_calls.stand_in.calls
-    assert counter is not None
     counter.value += 9
     assert [wanted.calls for wanted in gpu.compiler.added] == [2, 4, 11]
 
@@ -181,8 +181,8 @@ def test_what_a_worker_has_sent_is_loaded_without_triton(gpu: Gpu, monkeypatch: 
     for made in (second, third):
         call(made)
         call(made)
-    binaries.receive({((9, 0), binary): binary for binary in own(second)})  # type: ignore[misc]
-    binaries.receive({((8, 0), binary): binary for binary in own(third)})  # type: ignore[misc]
+    binaries.receive({((9, 0), binary): binary for binary in own(second)})
+    binaries.receive({((8, 0), binary): binary for binary in own(third)})
     for name in ("compiled", "compiled_before"):
         monkeypatch.setattr(step, name, lambda *_: {}["asked of Triton"])
     gpu.end()
@@ -198,10 +198,9 @@ def test_what_a_worker_has_sent_is_loaded_without_triton(gpu: Gpu, monkeypatch: 
 
 
 def test_few_of_what_workers_have_sent_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries, "_received", {})
-    monkeypatch.setattr(binaries, "MAX_RECEIVED", 3)
+    replace_all(monkeypatch, binaries, _received={}, MAX_RECEIVED=3)
     for i in (1, 2, 3, 1, 4):
-        binaries.receive({((9, 0), i): i})  # type: ignore[dict-item]
+        binaries.receive({((9, 0), i): i})
     assert [*binaries._received.values()] == [3, 1, 4]
 
 
@@ -338,12 +337,8 @@ def test_a_takeover_that_fails_is_tried_again(gpu: Gpu, monkeypatch: pytest.Monk
     for made in (first, second, second):
         call(made)
     gpu.end()
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("out of memory")
-
     with monkeypatch.context() as patch:
-        patch.setattr(step, "compiled", fail)
+        patch.setattr(step, "compiled", Mock(side_effect=RuntimeError("out of memory")))
         patch.setattr(step, "compiled_before", lambda *_: None)
         with pytest.raises(RuntimeError, match="out of memory"):
             call(second)
@@ -376,34 +371,13 @@ def test_a_forked_child_waits_and_has_none_of_the_workers(gpu: Gpu) -> None:
     assert os.waitpid(child, 0)[1] == 0 and background._available
 
 
-def test_one_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    background.enabled.cache_clear()
-    for value, enabled in (("0", False), ("1", True)):
-        monkeypatch.setenv("TRITON_GEMM_BACKGROUND", value)
-        assert background.enabled.__wrapped__() == enabled
-    monkeypatch.setenv("TRITON_GEMM_BACKGROUND", "yes")  # which is said, and raises nothing amid a user's call
-    assert background.enabled() and background.enabled()
-    assert caplog.messages == ["TRITON_GEMM_BACKGROUND must be 0 or 1, not 'yes': it counts as 1"]
-    background.enabled.cache_clear()
-
-
-def test_whether_workers_can_leave_binaries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(background, "cache_folder", lambda: tmp_path / "not" / "made")
-    assert background._can_cache.__wrapped__()
-    monkeypatch.setattr(os, "access", lambda folder, _: folder != tmp_path)
-    assert not background._can_cache.__wrapped__()
-
-
 def test_workers_compile_what_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With Triton's compiler and cache and a real process; but for launches all is as on a GPU."""
     made = background._compiler
     gpu = Gpu(monkeypatch)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(background, "_compilers", {})
-    monkeypatch.setattr(background, "_compiler", made)
-    monkeypatch.setattr(background, "WORKERS", 1)
-    monkeypatch.setattr(step, "compiled", launch.compiled)
-    monkeypatch.setattr(step, "compiled_before", launch.compiled_before)
+    replace_all(monkeypatch, background, _compilers={}, _compiler=made, WORKERS=1)
+    replace_all(monkeypatch, step, compiled=launch.compiled, compiled_before=launch.compiled_before)
     first, second, *_ = map(planned, ROWS)
     first.steps[0].launch.kernel.device_caches.pop("sm_90", None)
     try:

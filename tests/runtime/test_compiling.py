@@ -4,80 +4,104 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import triton_gemm
-from triton_gemm.runtime import compiling
+from triton_gemm.runtime import background, compiling
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError
 
 
-def one_that_waits() -> tuple[Compiler, threading.Event, list[object]]:
-    """A compiler that compiles nothing before the event, and what it has compiled."""
-    begin, compiled = threading.Event(), []
-
-    def compile(job: object) -> None:
-        begin.wait()
-        compiled.append(job)
-
-    return Compiler(compile, threads=1), begin, compiled
+@pytest.fixture
+def compiler_of() -> Iterator[Callable[..., Compiler]]:
+    """Makes compilers, which are closed when the test ends."""
+    with ExitStack() as stack:
+        yield lambda *given, **how: stack.enter_context(closing(Compiler(*given, **how)))
 
 
-def test_a_compiler_is_joined_where_a_thread_has_the_job() -> None:
-    compiler, begin, compiled = one_that_waits()
-    try:
-        compiler.join("not added")
-        compiler.add([1, 2])
-        while not compiler.begun:
-            pass
-        compiler.join(2)  # which no thread has begun
-        threading.Timer(0.05, begin.set).start()
-        compiler.join(1)
-        assert compiled == [1] and compiler.wait(10) and compiled == [1]
-    finally:
-        compiler.close()
+class Waits:
+    """Compiles nothing before `begin` is set, and fails for "fails". Notes what it has compiled."""
 
+    def __init__(self) -> None:
+        self.begun, self.begin, self.compiled = threading.Event(), threading.Event(), list[object]()
 
-def test_a_compiler_says_when_all_is_done() -> None:
-    compiler, begin, compiled = one_that_waits()
-    try:
-        assert compiler.wait(0)
-        compiler.add([1, 2])
-        assert not compiler.wait(0.05)
-        begin.set()
-        assert compiler.wait(10) and compiled == [1, 2]
-        assert not compiler.begun and all(compiler.done(job) and compiler.failure(job) is None for job in compiled)
-    finally:
-        compiler.close()
-
-
-def test_the_most_called_job_is_next() -> None:
-    """As it is when a thread takes one; of equals the oldest."""
-    begun, begin, calls = threading.Event(), threading.Event(), {name: 2 for name in "abcd"}
-    compiled: list[object] = []
-    ended: list[tuple[object, str | None]] = []
-
-    def compile(job: object) -> None:
-        begun.set()
-        begin.wait()
-        compiled.append(job)
-        if job == "c":
+    def __call__(self, job: object) -> None:
+        self.begun.set()
+        assert self.begin.wait(30)
+        self.compiled.append(job)
+        if job == "fails":
             raise ValueError("no such kernel")
 
-    compiler = Compiler(compile, threads=1, calls=lambda job: calls[str(job)], on_end=lambda *end: ended.append(end))
-    try:
-        compiler.add("a")
-        assert begun.wait(10)
-        compiler.add("bcd")
-        calls.update(c=3, d=4)
-        begin.set()
-        assert compiler.wait(10) and compiled == ["a", "d", "c", "b"]
-        assert ended == [("a", None), ("d", None), ("c", "ValueError: no such kernel"), ("b", None)]
-        assert not compiler.begun and not compiler.ended, "no job is remembered"
-    finally:
-        compiler.close()
+
+def test_a_compiler_is_joined_where_a_thread_has_the_job(compiler_of: Callable[..., Compiler]) -> None:
+    compiler = compiler_of(waits := Waits(), threads=1)
+    compiler.join("not added")
+    compiler.add([1, 2])
+    assert waits.begun.wait(10)
+    compiler.join(2)  # which no thread has begun
+    threading.Timer(0.05, waits.begin.set).start()
+    compiler.join(1)
+    assert waits.compiled == [1] and compiler.wait(10) and waits.compiled == [1]
+
+
+def test_a_compiler_says_when_all_is_done(compiler_of: Callable[..., Compiler]) -> None:
+    compiler = compiler_of(waits := Waits(), threads=1)
+    assert compiler.wait(0)
+    compiler.add([1, 2])
+    assert not compiler.wait(0.05)
+    waits.begin.set()
+    assert compiler.wait(10) and waits.compiled == [1, 2]
+    assert not compiler.begun and all(compiler.done(job) and compiler.failure(job) is None for job in (1, 2))
+
+
+def test_the_most_called_job_is_next(compiler_of: Callable[..., Compiler]) -> None:
+    """As it is when a thread takes one; of equals the oldest."""
+    calls, ended = {name: 2 for name in ("a", "b", "fails", "d")}, list[tuple[object, str | None]]()
+    compiler = compiler_of(waits := Waits(), threads=1, calls=calls.get, on_end=lambda *end: ended.append(end))
+    compiler.add("a")
+    assert waits.begun.wait(10)
+    compiler.add(["b", "fails", "d"])
+    calls.update(fails=3, d=4)
+    waits.begin.set()
+    assert compiler.wait(10) and waits.compiled == ["a", "d", "fails", "b"]
+    assert ended == [("a", None), ("d", None), ("fails", "ValueError: no such kernel"), ("b", None)]
+    assert not compiler.begun and not compiler.ended, "no job is remembered"
+
+
+def test_jobs_are_compiled_at_once_and_in_order(compiler_of: Callable[..., Compiler]) -> None:
+    both, order = threading.Barrier(2), []
+    # Ends only where two are compiled at once.
+    compiler = compiler_of(lambda job: order.append(job) or both.wait(10), threads=2)
+    compiler.add(range(6))
+    assert compiler.wait(20) and sorted(order[:2]) == [0, 1] and sorted(order) == list(range(6))
+    assert all(compiler.failure(job) is None for job in range(6))
+
+
+def test_what_no_thread_has_taken_can_be_cancelled(compiler_of: Callable[..., Compiler]) -> None:
+    compiler = compiler_of(waits := Waits(), threads=1)
+    compiler.add([0, 1, 2, 3])
+    assert waits.begun.wait(10)
+    assert compiler.cancel([0, 1, 3, "none"]) == {1, 3}
+    waits.begin.set()
+    assert compiler.wait(10) and waits.compiled == [0, 2] and not compiler.done(1)
+    compiler.add([1])
+    assert compiler.wait(10) and waits.compiled == [0, 2, 1]
+
+
+def test_what_compiles_for_too_long_has_failed_and_keeps_no_one(compiler_of: Callable[..., Compiler]) -> None:
+    compiler = compiler_of(waits := Waits(), threads=2, limit_s=0.05)
+    compiler.add(["hangs", "too", "late"])
+    while not compiler.done("hangs"):
+        compiler.pause(0.01)
+    assert compiler.failure("hangs") == "compiling takes more than 0.05 s"
+    assert not compiler.done("late"), "it has not begun"
+    assert all(thread.daemon for thread in compiler.threads)
+    waits.begin.set()
 
 
 class IdleWorker:
@@ -105,38 +129,29 @@ class IdleWorker:
         pass
 
 
-def test_a_worker_without_a_job_ends_and_another_starts() -> None:
+def test_a_worker_without_a_job_ends_and_another_starts(compiler_of: Callable[..., Compiler]) -> None:
     worker = IdleWorker()
-    compiler = Compiler(lambda _: None, lambda: worker, 1, idle_s=0.05)  # type: ignore[arg-type,return-value]
-    try:
-        for job in (1, 2):
-            worker.ended.clear()
-            compiler.add([job])
-            assert compiler.wait(10) and worker.ended.wait(10)
-        assert worker.said == ["start", "compile 1", "end", "start", "compile 2", "end"]
-    finally:
-        compiler.close()
+    compiler = compiler_of(lambda _: None, lambda: worker, 1, idle_s=0.05)
+    for job in (1, 2):
+        worker.ended.clear()
+        compiler.add([job])
+        assert compiler.wait(10) and worker.ended.wait(10)
+    assert worker.said == ["start", "compile 1", "end", "start", "compile 2", "end"]
 
 
-def test_who_has_no_workers_is_told_once() -> None:
-    def lost() -> None:
-        raise LostError("no processes")
-
+def test_who_has_no_workers_is_told_once(compiler_of: Callable[..., Compiler]) -> None:
     worker, said = IdleWorker(), []
-    worker.start = lost  # type: ignore[method-assign]
-    compiler = Compiler(lambda _: None, lambda: worker, 2, on_lost=said.append)  # type: ignore[arg-type,return-value]
-    try:
-        compiler.add([1, 2, 3])
-        assert compiler.wait(10) and [str(x) for x in said] == ["no processes"]
-    finally:
-        compiler.close()
+    worker.start = Mock(side_effect=LostError("no processes"))
+    compiler = compiler_of(lambda _: None, lambda: worker, 2, on_lost=said.append)
+    compiler.add([1, 2, 3])
+    assert compiler.wait(10) and [str(x) for x in said] == ["no processes"]
 
 
 def test_waiting_takes_no_negative_time() -> None:
     with pytest.raises(ValueError, match="timeout"):
         triton_gemm.wait_until_compiled(-1)
     with pytest.raises(TypeError, match="timeout"):
-        triton_gemm.wait_until_compiled("long")  # type: ignore[arg-type]
+        triton_gemm.wait_until_compiled("long")
 
 
 RANKS = {
@@ -149,10 +164,27 @@ RANKS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One process on the host, in no container."""
+    monkeypatch.setattr(compiling, "CGROUP", tmp_path)
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_core_is_left_to_the_thread_that_times(
+    compiler_of: Callable[..., Compiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each rank on the host."""
+    cases = ((1, "", 1), (2, "", 1), (8, "", 7), (64, "", 16), (64, "8", 7), (8, "8", 1), (8, "0", 7), (8, "-2", 7))
+    for cores, ranks, count in cases:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert len(compiler_of(lambda job: None).threads) == count
+
+
 @pytest.mark.parametrize("name", RANKS, ids=RANKS.get)
 def test_who_starts_ranks_says_how_many_share_a_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for other in RANKS:
-        monkeypatch.delenv(other, raising=False)
     assert compiling.ranks() == 1
     for told, ranks in (("8", 8), ("1", 1), ("0", 1), ("", 1), ("-2", 1), ("many", 1)):
         monkeypatch.setenv(name, told)
@@ -162,8 +194,6 @@ def test_who_starts_ranks_says_how_many_share_a_host(name: str, monkeypatch: pyt
 def test_ranks_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says how many each node has. A batch script's own process is no rank, whatever the job asks for; one that
     srun starts may start others itself."""
-    for other in RANKS:
-        monkeypatch.delenv(other, raising=False)
     for name in ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS"):
         monkeypatch.setenv(name, "8")
     assert compiling.ranks() == 1
@@ -191,13 +221,29 @@ def test_ranks_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_a_containers_quota_of_cores_counts(
-    files: dict[str, str], cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    files: dict[str, str], cores: int, compiler_of: Callable[..., Compiler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(compiling, "CGROUP", tmp_path, raising=False)
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    compiler = Compiler(lambda job: None)
-    compiler.close()
-    assert len(compiler.threads) == max(1, min(compiling.THREADS, cores - 1))
+        file = compiling.CGROUP / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert len(compiler_of(lambda job: None).threads) == max(1, min(compiling.THREADS, cores - 1))
+
+
+def test_one_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    background.enabled.cache_clear()
+    for value, enabled in (("0", False), ("1", True)):
+        monkeypatch.setenv("TRITON_GEMM_BACKGROUND", value)
+        assert background.enabled.__wrapped__() == enabled
+    monkeypatch.setenv("TRITON_GEMM_BACKGROUND", "yes")  # which is said, and raises nothing amid a user's call
+    assert background.enabled() and background.enabled()
+    assert caplog.messages == ["TRITON_GEMM_BACKGROUND must be 0 or 1, not 'yes': it counts as 1"]
+    background.enabled.cache_clear()
+
+
+def test_whether_workers_can_leave_binaries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(background, "cache_folder", lambda: tmp_path / "not" / "made")
+    assert background._can_cache.__wrapped__()
+    monkeypatch.setattr(os, "access", lambda folder, _: folder != tmp_path)
+    assert not background._can_cache.__wrapped__()

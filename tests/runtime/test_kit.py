@@ -8,6 +8,7 @@ import os
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -60,14 +61,10 @@ def test_what_is_written_is_read(file: Path) -> None:
 
 def test_the_same_kernels_make_the_same_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the order. A disk that is full leaves the old file, and nothing else."""
-
-    def fails(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     other = tmp_path / "other.kit"
     kit.write(other, HOPPER, dict(reversed(kernels().items())), MADE_BY)
     assert other.read_bytes() == file.read_bytes()
-    monkeypatch.setattr(os, "fsync", fails)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         kit.write(file, HOPPER, kernels(5), MADE_BY)
     assert other.read_bytes() == file.read_bytes()

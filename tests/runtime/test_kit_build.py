@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -61,10 +62,7 @@ def file(of_both: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiles(*_: Any) -> Any:
-        raise AssertionError("nothing is to be compiled")
-
-    monkeypatch.setattr(kit_build, "_compiled", compiles)
+    monkeypatch.setattr(kit_build, "_compiled", Mock(side_effect=AssertionError("nothing is to be compiled")))
 
 
 @pytest.fixture
@@ -169,11 +167,8 @@ def test_files_that_are_not_replaced(
 
 
 def test_a_disk_that_is_full_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     whole = file.read_bytes()
-    monkeypatch.setattr(os, "fsync", fails)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match=f"No space left on device: '{file}'"):
         extend(file, PROBLEMS[1])
     assert file.read_bytes() == whole and list(file.parent.iterdir()) == [file]
@@ -212,11 +207,7 @@ def test_what_fails_is_named_and_the_others_are_added(file: Path, monkeypatch: p
     """Of choosing, as under the policy "error", and of compiling."""
     file.unlink()
     calls: list[tuple[int, int]] = []
-
-    def fails(_: Any) -> Any:
-        raise ValueError("it wants scratch memory")
-
-    monkeypatch.setattr(kit_build, "machine_code", fails)
+    monkeypatch.setattr(kit_build, "machine_code", Mock(side_effect=ValueError("it wants scratch memory")))
     made = extend(file, PROBLEMS[1], progress=lambda *how: calls.append(how))
     assert (made.kernels, made.failures) == (0, ("gemv_kernel: ValueError: it wants scratch memory",))
     assert calls == [(0, 1), (1, 1)] and file.exists()

@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import triton
 
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm import compat, tables
 from triton_gemm.compat import MachineCode
@@ -72,6 +74,14 @@ def shipped() -> Path:
     return write(kits.SHIPPED / "sm_90a.kit")
 
 
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's kit, which is to be used."""
+    file = write(tmp_path / "own" / "mine.kit")
+    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+    return file
+
+
 def code(capability: tuple[int, int] = (9, 0)) -> bytes | None:
     found = kits.code_of(LAUNCH, OPERANDS, capability)
     return None if found is None else found[0].code
@@ -120,9 +130,9 @@ def test_the_setting(
     "fault", ["link", "folder is a link", "group", "others", "folder", "pipe", "no kit", "a device"]
 )
 def test_a_user_s_file_that_others_could_write_is_not_used(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fault: str, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = write(tmp_path / "own" / "mine.kit")
+    file = own
     if fault == "link":
         file = Path(os.fspath(file) + "2")
         file.symlink_to("mine.kit")
@@ -146,42 +156,29 @@ def test_a_user_s_file_that_others_could_write_is_not_used(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files are given to another user")
-def test_another_user_s_file_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = write(tmp_path / "own" / "mine.kit")
-    os.chown(file, 1234, 1234)
-    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+def test_another_user_s_file_is_not_used(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.chown(own, 1234, 1234)
     assert code() is None and "belongs to user 1234" in warnings(caplog)[0]
 
 
-def test_a_user_s_file_that_is_replaced_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write(tmp_path / "own" / "mine.kit")
-    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+def test_a_user_s_file_that_is_replaced_meanwhile_stays(own: Path) -> None:
     kits.used((9, 0))
-    file.unlink()
-    write(file, MADE._replace(code=b"another"))
+    own.unlink()
+    write(own, MADE._replace(code=b"another"))
     assert code() == b"code"
 
 
-def test_a_damaged_kit_is_warned_of_once(shipped: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kits.used((9, 0))
-    whole = shipped.read_bytes()
-    shipped.write_bytes(whole[:-20] + bytes(20))
-    assert code() is None and code() is None
-    assert len(warnings(caplog)) == 1 and kits.used((9, 0)) == []
-
-
-def test_a_warning_names_the_user_s_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("whose", ["shipped", "own"])
+def test_a_damaged_kit_is_warned_of_once(
+    whose: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Which is read by its descriptor."""
-    file = write(tmp_path / "own" / "mine.kit")
-    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+    """By its name, though a user's is read by its descriptor."""
+    file = request.getfixturevalue(whose)
     kits.used((9, 0))
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-20] + bytes(20))
-    assert code() is None and warnings(caplog)[0].startswith(f"{file} is not used")
+    file.write_bytes(file.read_bytes()[:-20] + bytes(20))
+    assert code() is None and code() is None
+    (warned,) = warnings(caplog)
+    assert warned.startswith(f"{file} is not used") and kits.used((9, 0)) == []
 
 
 @pytest.mark.parametrize("setting", ["runtime.debug", "compilation.always_compile", "compilation.override"])
@@ -200,9 +197,7 @@ def made(compiled: list[Any], monkeypatch: pytest.MonkeyPatch) -> step.Step:
         compiled.append(launch)
         return MADE._replace(code=b"compiled")
 
-    monkeypatch.setattr(step, "compiled", compile)
-    monkeypatch.setattr(step, "compiled_before", lambda *_: None)
-    monkeypatch.setattr(step, "machine_code", lambda found: found)
+    replace_all(monkeypatch, step, compiled=compile, compiled_before=lambda *_: None, machine_code=lambda found: found)
     return step.Step(LAUNCH, ("alpha", "beta", "a", "b", "c"), capability=(9, 0))
 
 
@@ -248,12 +243,8 @@ def test_other_errors_of_the_driver_are_the_call_s(
     monkeypatch.setattr(driver, "error_text", lambda _: "in words")
     for number in (2, 700):
         error = driver.DriverError("cuModuleLoadData", number)
-
-        def load(self: step.Step, made: MachineCode, error: Exception = error) -> None:
-            raise error
-
         with monkeypatch.context() as patch:
-            patch.setattr(step.Step, "_load", load)
+            patch.setattr(step.Step, "_load", Mock(side_effect=error))
             with pytest.raises(RuntimeError, match=f"CUDA error {number}: in words"):
                 made([], monkeypatch).compile(OPERANDS)
     assert code() == b"code" and warnings(caplog) == []
@@ -283,8 +274,7 @@ def test_triton_is_not_hashed_where_kits_are(
 ) -> None:
     """`use()` has it hashed in the background where kernels are likely to be compiled."""
     hashed: list[bool] = []
-    monkeypatch.setattr(routing, "hash_triton_in_background", lambda: hashed.append(True))
-    monkeypatch.setattr(routing, "INTERPRETED", False)
+    replace_all(monkeypatch, routing, hash_triton_in_background=lambda: hashed.append(True), INTERPRETED=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(routing._overrides, "register", lambda: True)
     monkeypatch.setattr(routing._by_cpp, "change", lambda *_: None)
@@ -292,7 +282,7 @@ def test_triton_is_not_hashed_where_kits_are(
         shipped.unlink()
         monkeypatch.setenv("TRITON_GEMM_KIT", str(tmp_path / "own.kit") if has == "the user" else "1")
     native_file.setting.cache_clear()
-    routing._begin(SimpleNamespace(learn=False))  # type: ignore[arg-type]
+    routing._begin(SimpleNamespace(learn=False))
     assert hashed == [True] * (has == "none")
 
 
@@ -313,7 +303,7 @@ def ties(problem: GemmProblem = SQUARE, device: DeviceInfo = HOPPER) -> list[tup
 
 
 def write_kit_of(*selections: Selection, problem: GemmProblem = SQUARE, device: DeviceInfo = HOPPER) -> None:
-    made = {kit.key_of(x): x[0] for of in selections for x in binaries.identities(device, problem, of)}  # type: ignore[index]
+    made = {kit.key_of(x): x[0] for of in selections for x in binaries.identities(device, problem, of)}
     sources = kit.sources_of(LAUNCH.kernel)
     kits.SHIPPED.mkdir(exist_ok=True)
     kernels = {key: kit.Kernel(MADE._replace(symbol=name), sources) for key, name in made.items()}
@@ -383,7 +373,7 @@ def test_an_older_triton_runs_what_it_cannot_compile(older_triton: None) -> None
     """The choice has clusters where a kit holds it, and its launches are those that the kit was made from."""
     without = policies.choose(CLUSTERED, H100)
     wanted = in_forms_of_kits(CLUSTERED)
-    assert without.config.ctas == 1 < wanted.config.ctas  # type: ignore[attr-defined]
+    assert without.config.ctas == 1 < wanted.config.ctas
     with forms.of_kits():
         made = launches(CLUSTERED, wanted)
     write_kit_of(replace(wanted, kit=True), problem=CLUSTERED, device=H100)
@@ -445,7 +435,6 @@ def test_a_kit_that_is_refused_when_a_plan_is_made(
 def test_an_older_triton_uses_tables_of_the_kits(older_triton: None) -> None:
     (path,) = tables.SHIPPED.glob("*5120bit*")
     table = files.look(path).table
-    assert table is not None
     clustered = ((x, of) for x, of in table.entries.items() if getattr(of.algorithm.config, "ctas", 1) > 1)
     problem, entry = next(clustered)
     by_table = replace(entry.selection(problem, "shipped table"), kit=True)

@@ -8,103 +8,34 @@ import gc
 import struct
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from copy import copy
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import triton
 
 from tests.support import fake_driver
-from tests.support.product_checks import fp32_precision
+from tests.support.native_calls import CALL, Call
 from triton_gemm import compat
 from triton_gemm.functional import fast_path
 from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.kernels.launch import TensorMap
-from triton_gemm.problem import PRODUCT, SUM, Request
-from triton_gemm.runtime import native, plan, policies, workspace
+from triton_gemm.problem import PRODUCT, Request
+from triton_gemm.runtime import native, plan, workspace
 from triton_gemm.runtime import step as steps
 from triton_gemm.runtime.binaries import launches_on
 from triton_gemm.runtime.step import parameters_of
 from triton_gemm.selection import generation
-from triton_gemm.selection.select import select
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
-    yield fake_driver.install(monkeypatch, extension)
-
-
 def half(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.bfloat16)
-
-
-@dataclass
-class Call:
-    """Calls like one that was planned, by Python and then by C++."""
-
-    driver: fake_driver.Driver
-    a: torch.Tensor
-    b: torch.Tensor
-    auxiliary: tuple[torch.Tensor, ...] = ()
-    request: Request = SUM
-    out: torch.Tensor | None = None
-    operation: Any = "mm"
-    dispatched: bool = True
-    copies: bool = False
-
-    def __post_init__(self) -> None:
-        self.fast = fast_path.FastPath()
-
-    def take(self, **others: Any) -> torch.Tensor | None:
-        """The result of a call with these in the place of the first one's."""
-        return self.fast.take(**{name: others.get(name, getattr(self, name)) for name in CALL})[1]
-
-    def plan(self) -> plan.GemmPlan:
-        """Plans and compiles it, and calls it once, by Python."""
-        key, c = self.fast.take(**{name: getattr(self, name) for name in CALL})
-        assert c is None
-        made = self.out
-        if made is None:
-            made = self.a.new_empty((*self.a.shape[:-1], self.b.shape[-1]))
-        bias = "n" if len(self.auxiliary) > self.copies else None
-        problem = Request(self.request.alpha, self.copies, bias=bias).problem(self.a, self.b, made)
-        found = plan.GemmPlan(problem, select(problem, fake_driver.HOPPER), self.a.device)
-        found.compile(self.a, self.b, made, *self.auxiliary[: len(self.auxiliary) - self.copies])
-        self.fast.keep(key, fast_path.known(found, made, (self.a, self.a), (self.b, self.b), copies=self.copies))
-        self.driver.by_python.clear()
-        self.take()
-        return found
-
-    def by_python(self, **others: Any) -> tuple[torch.Tensor, list[tuple[bytes, ...]]]:
-        """The result of a call that Python makes, and the parameters of its launches."""
-        self.driver.by_python.clear()
-        table, self.fast.table = self.fast.table, None
-        c = self.take(**others)
-        self.fast.table = table
-        assert c is not None
-        return c, [x.parameters for x in self.driver.by_python]
-
-    def by_cpp(self, **others: Any) -> torch.Tensor | None:
-        """The result of a call that C++ makes; None where it leaves it to Python."""
-        self.driver.by_python.clear()
-        self.driver.seen.clear()
-        c = self.take(**others)
-        assert not (self.driver.seen and self.driver.by_python)
-        return c if self.driver.seen else None
-
-
-CALL = ("operation", "a", "b", "auxiliary", "request", "out", "dispatched")
 
 
 CASES = {
@@ -124,9 +55,7 @@ SMALL = half(256, 512), half(512, 768)
 @pytest.fixture
 def call(driver: fake_driver.Driver) -> Call:
     """One that C++ makes from now on."""
-    call = Call(driver, *SMALL)
-    call.plan()
-    return call
+    return Call(driver, *SMALL).planned()
 
 
 def comparable(
@@ -160,7 +89,7 @@ def test_the_driver_is_shown_what_triton_shows_it(driver: fake_driver.Driver, na
     assert call.by_cpp(request=Request(0.3, 1)) is call.out
     assert comparable(driver, found, [x.parameters for x in driver.seen]) == comparable(driver, found, expected)
     for step, *seen in zip(found.steps, driver.seen, driver.by_python or driver.seen, strict=True):
-        kernel = driver.kernels[step.entry.function]  # type: ignore[union-attr]
+        kernel = driver.kernels[step.entry.function]
         expected = fake_driver.launched(kernel, step.launch.grid, step.launch.cluster)
         assert [(x.grid, x.block, x.shared, x.attributes) for x in seen] == 2 * [expected]
         parameters = parameters_of(compat.machine_code(kernel), step.launch, step.places)
@@ -234,8 +163,7 @@ def test_attributes_are_those_of_triton(
 
 def test_a_result_is_made_as_by_python(driver: fake_driver.Driver) -> None:
     for a, b in (SMALL, (half(3, 64, 128), half(3, 128, 256)), (torch.empty(64, 96), torch.empty(96, 80))):
-        call = Call(driver, a, b)
-        call.plan()
+        call = Call(driver, a, b).planned()
         expected, _ = call.by_python()
         c = call.by_cpp()
         assert c is not None and type(c) is torch.Tensor and not c.requires_grad
@@ -247,16 +175,6 @@ def test_a_result_is_made_as_by_python(driver: fake_driver.Driver) -> None:
         with torch.inference_mode():
             c = call.by_cpp()
             assert c is not None and c.is_inference()
-
-
-def test_operands_may_lie_anywhere(call: Call) -> None:
-    call.out = half(256, 768)
-    call.plan()
-    for _ in range(3):
-        others = {"a": half(256, 512), "b": half(512, 768), "out": half(256, 768)}
-        _, expected = call.by_python(**others)
-        assert call.by_cpp(**others) is others["out"]
-        assert call.driver.seen[0].parameters == expected[0]
 
 
 def test_a_workspace_is_requested_once(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,150 +205,18 @@ def test_a_workspace_is_requested_once(driver: fake_driver.Driver, monkeypatch: 
     assert requests_of_two_calls() == 1
 
 
-@pytest.mark.parametrize("alpha", [2, -0.5, 1e30, 1e300, float("inf"), 3.0])
-def test_factors_are_those_of_the_call(call: Call, alpha: float) -> None:
+@pytest.mark.parametrize("alpha", [1, 2, -0.5, 1e30, 1e300, float("inf"), 3.0])
+def test_operands_may_lie_anywhere_and_factors_are_those_of_the_call(call: Call, alpha: float) -> None:
     call.out = half(256, 768)
     call.plan()
-    _, expected = call.by_python(request=Request(alpha, 1))
-    assert call.by_cpp(request=Request(alpha, 1)) is call.out
-    assert call.driver.seen[0].parameters == expected[0]
+    for a, b, out in ((call.a, call.b, call.out), (half(256, 512), half(512, 768), half(256, 768))):
+        others = {"a": a, "b": b, "out": out, "request": Request(alpha, 1)}
+        _, expected = call.by_python(**others)
+        assert call.by_cpp(**others) is out
+        assert call.driver.seen[0].parameters == expected[0]
 
 
 # --- What an entry does not cover ---
-
-
-class Subclass(torch.Tensor):
-    pass
-
-
-def misaligned(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.numel() + 1)[1:].view(x.shape)
-
-
-def transposed(x: torch.Tensor) -> torch.Tensor:
-    return x.T.contiguous().T
-
-
-A, B = SMALL
-OTHERS = {
-    "another shape": {"a": half(255, 512)},
-    "other strides": {"b": transposed(B)},
-    "an address that is no multiple of 16": {"a": misaligned(A)},
-    "another dtype": {"a": A.half(), "b": B.half()},
-    "a dtype for one operand": {"a": A.half()},
-    "a subclass": {"a": A.as_subclass(Subclass)},
-    "no tensor": {"a": None},
-    "a sparse tensor": {"a": torch.zeros(256, 512).to_sparse()},
-    "a tensor without memory": {"a": A.to("meta"), "b": B.to("meta")},
-    "a tensor without storage": {"a": torch._efficientzerotensor(256, 512, dtype=torch.bfloat16)},
-    "a bias": {"auxiliary": (half(768),)},
-    "an out": {"out": half(256, 768)},
-    "another function": {"operation": "addmm"},
-    "a function without a hash": {"operation": ["mm"]},
-    "an activation": {"request": Request(beta=1, activation="relu")},
-    "a precision": {"request": Request(beta=1, precision="ieee")},
-    "no addend": {"request": Request()},
-    "a factor of 0": {"request": Request(0.0, 1)},
-    "a factor that is no number": {"request": Request(True, 1)},
-    "a factor past fp64": {"request": Request(10**400, 1)},
-    "no request": {"request": None},
-    "auxiliary operands in a list": {"auxiliary": []},
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_call_is_python_s(call: Call, name: str) -> None:
-    call.fast.calls.clear()
-    assert call.by_cpp() is not None
-    with suppress(AttributeError, TypeError, OverflowError):  # that Python's way has for what is no operand
-        assert call.take(**OTHERS[name]) is None
-    assert not call.driver.seen or call.by_cpp(**{}) is not None
-    call.driver.seen.clear()
-    assert call.fast.table.take(*({name: getattr(call, name) for name in CALL} | OTHERS[name]).values()) is None
-    assert not call.driver.seen and call.by_cpp() is not None
-
-
-@contextmanager
-def another_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    generation.advance()
-    yield
-
-
-@contextmanager
-def a_policy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(generation, "contexts", None)
-    with policies.policy("model"):
-        yield
-
-
-@contextmanager
-def the_policy_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where the context has none."""
-    monkeypatch.setattr(generation, "contexts", None)
-    generation.set_in_contexts()
-    monkeypatch.setattr(policies, "backward_here", lambda: 1)
-    context = copy_context()
-    context.run(policies._context.set, policies.Policy("model"))
-    monkeypatch.setattr(policies, "context_of_backward", lambda: context)
-    yield
-
-
-@contextmanager
-def a_hook(where: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    chain = getattr(triton.knobs.runtime, where)
-    chain.add(print)
-    try:
-        yield
-    finally:
-        chain.remove(print)
-
-
-@contextmanager
-def an_assigned_hook(where: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setattr(triton.knobs.runtime, where, print)
-        yield
-
-
-STATES: dict[str, Any] = {
-    "another number of the state": another_state,
-    "a policy": a_policy,
-    "a backward's policy": the_policy_of_a_backward,
-    "a hook before launches": partial(a_hook, "launch_enter_hook"),
-    "a hook after launches": partial(a_hook, "launch_exit_hook"),
-    "an assigned hook before launches": partial(an_assigned_hook, "launch_enter_hook"),
-    "an assigned hook after launches": partial(an_assigned_hook, "launch_exit_hook"),
-}
-
-
-@pytest.mark.parametrize("name", STATES)
-def test_another_state_is_python_s(call: Call, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(2 if "hook" in name else 1):  # a chain that was assigned back stands among the knobs' own attributes
-        with STATES[name](monkeypatch):
-            assert call.by_cpp() is None
-            assert not call.driver.seen
-        assert "hook" not in name or call.by_cpp() is not None
-
-
-def test_a_policy_that_is_equal_is_the_same(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "contexts", None)
-    call = Call(driver, *SMALL)
-    with policies.policy("model"):
-        call.plan()
-    with policies.policy("model"):
-        assert call.by_cpp() is not None
-    with policies.policy("error"):
-        assert call.by_cpp() is None
-    assert call.by_cpp() is None
-
-
-def test_fp32_is_multiplied_as_torch_is_set(driver: fake_driver.Driver) -> None:
-    call = Call(driver, torch.empty(64, 96), torch.empty(96, 80))
-    call.plan()
-    with fp32_precision("tf32"):
-        assert call.by_cpp() is None
-    with fp32_precision("ieee"):
-        assert call.by_cpp() is not None
 
 
 # --- What the dispatcher has seen to, and else is looked at here ---
@@ -438,15 +224,13 @@ def test_fp32_is_multiplied_as_torch_is_set(driver: fake_driver.Driver) -> None:
 
 @pytest.fixture
 def undispatched(driver: fake_driver.Driver) -> Call:
-    call = Call(driver, *SMALL, operation="matmul", request=PRODUCT, dispatched=False)
-    call.plan()
-    return call
+    return Call(driver, *SMALL, operation="matmul", request=PRODUCT, dispatched=False).planned()
 
 
 def test_calls_of_the_user_are_looked_at(undispatched: Call) -> None:
     call = undispatched
     assert call.by_cpp() is not None
-    parameter = torch.nn.Parameter(A)
+    parameter = torch.nn.Parameter(call.a)
     assert call.by_cpp(a=parameter) is None, "with gradients a call is another"
     [known] = call.fast.calls.values()
     key, _ = call.fast.take(**{name: getattr(call, name) for name in CALL} | {"a": parameter})
@@ -455,7 +239,7 @@ def test_calls_of_the_user_are_looked_at(undispatched: Call) -> None:
     assert (c := call.by_cpp(a=parameter)) is not None and c.grad_fn is not None
     with torch.no_grad():
         assert (c := call.by_cpp(a=parameter)) is not None and c.grad_fn is None
-    assert call.by_cpp(a=torch._neg_view(A)) is None
+    assert call.by_cpp(a=torch._neg_view(call.a)) is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert call.by_cpp() is not None  # as for Python, CPU's autocast is not CUDA's
     with torch.autograd.forward_ad.dual_level():
@@ -465,19 +249,17 @@ def test_calls_of_the_user_are_looked_at(undispatched: Call) -> None:
 
 def test_versions_count_writes(driver: fake_driver.Driver) -> None:
     for dispatched, writes in ((False, 1), (True, 0)):
-        call = Call(driver, *SMALL, operation="x", request=PRODUCT, out=half(256, 768), dispatched=dispatched)
-        call.plan()
-        before = call.out._version  # type: ignore[union-attr]
+        call = Call(driver, *SMALL, operation="x", request=PRODUCT, out=half(256, 768), dispatched=dispatched).planned()
+        before = call.out._version
         assert call.by_cpp() is call.out
-        assert call.out._version == before + writes  # type: ignore[union-attr]
+        assert call.out._version == before + writes
 
 
 def test_an_inference_tensor_is_written_by_the_dispatcher_alone(driver: fake_driver.Driver) -> None:
     with torch.inference_mode():
         out = half(256, 768)
     for dispatched in (False, True):
-        call = Call(driver, *SMALL, request=PRODUCT, out=half(256, 768), dispatched=dispatched)
-        call.plan()
+        call = Call(driver, *SMALL, request=PRODUCT, out=half(256, 768), dispatched=dispatched).planned()
         assert (call.by_cpp(out=out) is not None) == dispatched
 
 
@@ -486,8 +268,7 @@ def test_an_out_that_overlaps_an_operand_is_python_s(driver: fake_driver.Driver,
     memory = half(4 << 19)
     places = {"a": (256, 512), "b": (512, 768), "out": (256, 768)}
     a, b, out = (memory[at << 19 :][: M * N].view(M, N) for at, (M, N) in enumerate(places.values()))
-    call = Call(driver, a, b, (half(768),), out=out)
-    call.plan()
+    call = Call(driver, a, b, (half(768),), out=out).planned()
     assert call.by_cpp() is out
     if which == "auxiliary":
         assert call.by_cpp(auxiliary=(memory[3 << 19 :][:768],)) is None

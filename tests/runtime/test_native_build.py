@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from tests.runtime.test_native import SMALL, Call
 from tests.support import fake_cxx, fake_driver
+from tests.support.native_calls import Call
+from tests.support.patches import replace_all
 from tests.support.processes import started
 from triton_gemm import compat
 from triton_gemm.runtime import native_build, native_file
@@ -35,13 +37,10 @@ def new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A process that has a GPU and an empty cache, and has begun nothing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TRITON_GEMM_NATIVE")
-    monkeypatch.setattr(native_build, "_begun", False)
-    monkeypatch.setattr(native_build, "_module", None)
-    monkeypatch.setattr(native_build, "_why", native_build.NOT_YET)
+    replace_all(monkeypatch, native_build, _begun=False, _module=None, _why=native_build.NOT_YET)
     for name in ("why_not", "_never"):
         monkeypatch.setattr(native_build, name, lambda: None)
-    monkeypatch.setattr(native_build, "_set_up", contents)
-    monkeypatch.setattr(native_build, "native_refused", lambda: None)
+    replace_all(monkeypatch, native_build, _set_up=contents, native_refused=lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     native_file.setting.cache_clear()
     yield tmp_path / "cache" / "triton_gemm" / "native"
@@ -98,8 +97,7 @@ def test_a_second_process_needs_no_compiler(
     assert begun() is None
     calls = compiler.calls()
     assert all("-o" in call for call in calls), "nothing else is asked of a compiler"
-    monkeypatch.setattr(native_build, "_module", None)
-    monkeypatch.setattr(native_build, "_begun", False)
+    replace_all(monkeypatch, native_build, _module=None, _begun=False)
     monkeypatch.setenv("CXX", "/nowhere/c++")
     assert native_build.built() is native_build.module() is not None
     assert compiler.calls() == calls
@@ -135,7 +133,7 @@ def test_files_are_the_user_s_alone_whatever_the_umask(
     assert {x.name for x in new.iterdir()} <= {path.name, ".lock"}
     for relative in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", relative)
-        assert native_file.folder() is None or native_file.folder().is_absolute()  # type: ignore[union-attr]
+        assert native_file.folder() is None or native_file.folder().is_absolute()
 
 
 def test_the_compiler_disturbs_nobody(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -193,8 +191,7 @@ def test_no_compiler(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_cache(compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
     assert "Not a directory" in (begun() or "") and not compiler.calls()
-    monkeypatch.setattr(native_build, "_begun", False)
-    monkeypatch.setattr(native_build, "folder", lambda: None)
+    replace_all(monkeypatch, native_build, _begun=False, folder=lambda: None)
     assert "XDG_CACHE_HOME" in (begun() or "") and not compiler.calls()
 
 
@@ -224,10 +221,7 @@ def test_two_threads_begin_once(new: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_thread_is_no_error(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     assert native_build.module() is None and native_build.state() == "can't start new thread"
 
 
@@ -238,12 +232,9 @@ def test_nothing_begins_while_a_graph_is_captured(new: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_calls_ask_for_it_until_there_is_none(extension: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = Call(fake_driver.install(monkeypatch, extension), *SMALL)
-    monkeypatch.setattr(native_build, "_module", None)
-    monkeypatch.setattr(native_build, "_begun", False)
-    monkeypatch.setattr(native_build, "why_not", lambda: None)
-    monkeypatch.setattr(native_build, "_begin", lambda: None)
+def test_calls_ask_for_it_until_there_is_none(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call(driver, *(torch.empty(shape, dtype=torch.bfloat16) for shape in ((256, 512), (512, 768))))
+    replace_all(monkeypatch, native_build, _module=None, _begun=False, why_not=lambda: None, _begin=lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     call.plan()
     [known] = call.fast.calls.values()

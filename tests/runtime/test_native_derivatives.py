@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import triton_gemm
 from tests.support import fake_driver
 from tests.support.epilogue_truth import activated
+from tests.support.patches import replace_all
 from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path, matrices, ops, rules
 from triton_gemm.problem import ACTIVATIONS, GATES, SUM, Request
@@ -171,10 +172,10 @@ def test_gradients_of_activations_are_torch_s(
         return saved.pop(0).detach() if y.shape == expected.shape else y
 
     for _ in range(3):
-        triton_gemm.linear(x, w, bias, name, **gates)  # type: ignore[arg-type]  # a name
+        triton_gemm.linear(x, w, bias, name, **gates)
     driver.by_python.clear(), driver.seen.clear()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda y: y):
-        c = triton_gemm.linear(x, w, bias, name, **gates)  # type: ignore[arg-type]  # a name
+        c = triton_gemm.linear(x, w, bias, name, **gates)
     assert c.grad_fn is not None and "ActivatedNode" in c.grad_fn.name() and driver.seen and not driver.by_python
     of_x, of_w = [torch.Size(X)], [torch.Size((W[1], W[0]))] * (2 if gates else 1)
     assert packed == of_x * w.requires_grad + of_w * x.requires_grad + [expected.shape] * (2 if gates else 1)
@@ -228,7 +229,7 @@ def test_a_backward_shows_modes_its_products(driver: fake_driver.Driver, compute
     assert flops(lambda: grads_of(c, operands, grad, retain_graph=True)) == 2 * 2 * 64 * 48 * 32
     with torch.profiler.profile() as profile:
         grads_of(c, operands, grad)
-    assert sum(event.name == "triton_gemm::gemm" for event in profile.events()) == 2  # type: ignore[union-attr]
+    assert sum(event.name == "triton_gemm::gemm" for event in profile.events()) == 2
 
 
 def test_a_backward_is_batched_by_vmap(driver: fake_driver.Driver, computed: list[Any]) -> None:
@@ -283,7 +284,7 @@ class Ends(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(context: Any, grad: torch.Tensor) -> None:  # type: ignore[override]
+    def backward(context: Any, grad: torch.Tensor) -> None:
         return None
 
 
@@ -295,7 +296,7 @@ def test_hooks_checkpoints_and_no_gradient(driver: fake_driver.Driver, computed:
     c = checkpoint(linear, x, w, use_reentrant=False)
     torch.testing.assert_close(grads_of(c, (x, w), ones), expected)
     packed: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.clone(), lambda t: t):  # type: ignore[func-returns-value]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.clone(), lambda t: t):
         c = linear(x, w)
     assert len(packed) == 2 and is_cpps(c)
     torch.testing.assert_close(grads_of(c, (x, w), ones), expected)
@@ -362,8 +363,7 @@ def test_an_extension_that_was_built_before_has_derivatives(
     driver: fake_driver.Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `native.built` leaves its state."""
-    monkeypatch.setattr(native_build, "_begun", True)
-    monkeypatch.setattr(native_build, "_why", "no call was made twice")
+    replace_all(monkeypatch, native_build, _begun=True, _why="no call was made twice")
     in_cpp(driver, lambda: linear(random(64, 32), random(48, 32)))
     assert len(api._fast.calls) == 1
 
@@ -385,9 +385,7 @@ def test_without_an_extension_python_has_the_derivatives(
     driver: fake_driver.Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no key is made, which takes time."""
-    monkeypatch.setattr(native_build, "_module", None)
-    monkeypatch.setattr(native_build, "_begun", True)
-    monkeypatch.setattr(native_build, "_why", "the test says so")
+    replace_all(monkeypatch, native_build, _module=None, _begun=True, _why="the test says so")
     x, w = random(64, 32), random(48, 32)
     for _ in range(3):
         assert not is_cpps(linear(x, w))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 import triton_gemm
 from tests.runtime.test_native_products import driver as driver
 from tests.support import fake_driver
+from tests.support.patches import noted
 from triton_gemm.functional import routing
 from triton_gemm.selection import generation
 
@@ -29,14 +31,6 @@ CALLS: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-def decisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What Python decides about from now on."""
-    seen: list[tuple[Any, ...]] = []
-    stays = routing._stays
-    monkeypatch.setattr(routing, "_stays", lambda *arguments: seen.append(arguments) or stays(*arguments))
-    return seen
-
-
 def left() -> int:
     """How many calls C++ has left to torch since it was asked."""
     return sum(routing._by_cpp.left(True).values())
@@ -44,7 +38,7 @@ def left() -> int:
 
 @pytest.mark.parametrize("overload", CALLS)
 def test_python_decides_once(driver: fake_driver.Driver, overload: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    call, seen = CALLS[overload], decisions(monkeypatch)
+    call, seen = CALLS[overload], noted(monkeypatch, routing, "_stays")
     expected = call()
     with triton_gemm.use(only=torch.bfloat16):
         for _ in range(4):
@@ -65,7 +59,7 @@ def test_python_decides_once(driver: fake_driver.Driver, overload: str, monkeypa
 
 
 def test_another_call_is_decided_by_itself(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = decisions(monkeypatch)
+    seen = noted(monkeypatch, routing, "_stays")
     with triton_gemm.use(only=torch.bfloat16):
         torch.addmm(X, X, X), torch.addmm(X, X, X)
         assert (len(seen), left()) == (1, 1)
@@ -78,7 +72,7 @@ def test_another_call_is_decided_by_itself(driver: fake_driver.Driver, monkeypat
 
 def test_what_chooses_anew_decides_anew(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a table has changed. And where that happens meanwhile, nothing is kept."""
-    seen = decisions(monkeypatch)
+    seen = noted(monkeypatch, routing, "_stays")
     with triton_gemm.use(only=torch.bfloat16):
         torch.mm(X, X)
         generation.advance()
@@ -94,7 +88,7 @@ def test_what_chooses_anew_decides_anew(driver: fake_driver.Driver, monkeypatch:
 def test_what_depends_on_addresses_is_decided_each_time(
     driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, a = decisions(monkeypatch), torch.ones(64, 64, dtype=torch.bfloat16)
+    seen, a = noted(monkeypatch, routing, "_stays"), torch.ones(64, 64, dtype=torch.bfloat16)
     with triton_gemm.use():
         for _ in range(3):
             torch.mm(a, a, out=a)
@@ -112,11 +106,8 @@ def test_mistakes_stay_in_torchs_words(driver: fake_driver.Driver) -> None:
 def test_a_table_that_cannot_be_made_leaves_calls_to_python(
     driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
-        raise RuntimeError("no driver")
-
     with triton_gemm.use(only=torch.bfloat16):
-        monkeypatch.setattr(routing._rules[-1].fast, "_table", fails)
+        monkeypatch.setattr(routing._rules[-1].fast, "_table", Mock(side_effect=RuntimeError("no driver")))
         assert torch.mm(X, X).equal(X) and torch.mm(X, X).equal(X)
     assert triton_gemm.report_routing() == {("mm", EXCLUDED): 2}
 
@@ -146,9 +137,6 @@ def test_what_python_raises_comes_through(driver: fake_driver.Driver, monkeypatc
     class Stop(BaseException):
         pass
 
-    def stop(*_: object) -> None:
-        raise Stop
-
-    monkeypatch.setattr(routing, "_stays", stop)
+    monkeypatch.setattr(routing, "_stays", Mock(side_effect=Stop))
     with triton_gemm.use(), pytest.raises(Stop):
         torch.mm(X, X)

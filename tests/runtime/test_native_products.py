@@ -14,12 +14,12 @@ from torch.utils import flop_counter
 
 import triton_gemm
 from tests.support import fake_driver
+from tests.support.native_calls import Call
+from tests.support.patches import replace_all
 from tests.support.processes import python
 from triton_gemm.functional import fast_path, native_products, ops, routing
 from triton_gemm.functional.native_products import Places
-from triton_gemm.problem import SUM, Request
-from triton_gemm.runtime import native, plan
-from triton_gemm.selection.select import select
+from triton_gemm.runtime import native
 
 pytestmark = pytest.mark.slow
 
@@ -62,14 +62,8 @@ def make_known(driver: fake_driver.Driver, overload: str) -> None:
     batched, given = "bmm" in overload, overload.endswith(".out")
     a, b, c = BATCHES if batched else (A, B, OUT)
     auxiliary = (BIAS,) if "add" in overload else ()
-    fast, out = routing._rules[-1].fast, c if given else None
-    key, _ = fast.take(overload, a, b, auxiliary, SUM, out, dispatched=True)
-    problem = Request(bias="n" if auxiliary else None).problem(a, b, c)
-    found = plan.GemmPlan(problem, select(problem, fake_driver.HOPPER), a.device)
-    found.compile(a, b, c, *auxiliary)
-    fast.keep(key, fast_path.known(found, c, (a, a), (b, b)))
-    driver.by_python.clear()
-    fast.take(overload, a, b, auxiliary, SUM, out, dispatched=True)
+    fast = routing._rules[-1].fast
+    Call(driver, a, b, auxiliary, out=c if given else None, operation=overload, fast=fast).plan()
 
 
 def launched() -> dict[str, int]:
@@ -148,7 +142,7 @@ def test_rules_have_calls_of_their_own(driver: fake_driver.Driver, monkeypatch: 
     with triton_gemm.use():
         known(driver)
         for others in ({"exclude": "addmm"}, {"predicate": lambda *_: False}):
-            with triton_gemm.use(**others):  # type: ignore[arg-type]
+            with triton_gemm.use(**others):
                 assert torch.equal(CALLS["addmm"](), torch.full_like(OUT, 513).to(torch.bfloat16))
                 assert launched() == {}
         CALLS["addmm"]()
@@ -220,8 +214,7 @@ OPERATORS: dict[str, Callable[[], torch.Tensor]] = {
 @pytest.fixture
 def operator(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
     """No call of the operator was made before, and C++ overrides it."""
-    monkeypatch.setattr(ops, "KEYS", ("AutogradCPU", "CPU"))
-    monkeypatch.setattr(ops, "_fast", fast_path.FastPath(ops._show))
+    replace_all(monkeypatch, ops, KEYS=("AutogradCPU", "CPU"), _fast=fast_path.FastPath(ops._show))
     fake_driver.plan_for_hopper(monkeypatch)
     ops._by_cpp.register(ops.KEYS, native.module())
     yield driver

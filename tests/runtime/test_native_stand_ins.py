@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,6 @@ class Waiting:
 
     @property
     def stand_in(self) -> plan.GemmPlan:
-        assert self.first_calls.stand_in is not None
         return self.first_calls.stand_in
 
     def end(self, error: str | None = None) -> None:
@@ -77,8 +75,8 @@ STAND_IN, OWN = fake_driver.FUNCTION, fake_driver.FUNCTION + 1  # in the order i
 
 
 @pytest.fixture
-def waiting(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
-    yield Waiting(monkeypatch, fake_driver.install(monkeypatch, extension))
+def waiting(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> Waiting:
+    return Waiting(monkeypatch, driver)
 
 
 def test_a_stand_in_is_launched_by_cpp_until_its_kernel_is_compiled(waiting: Waiting) -> None:
@@ -159,9 +157,9 @@ def test_a_call_that_cpp_does_not_read_is_offered_once(waiting: Waiting, monkeyp
     assert len(offered) == 2
 
 
-def test_with_gradients(extension: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_gradients(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose calls Python launches in a node of its own."""
-    waiting = Waiting(monkeypatch, fake_driver.install(monkeypatch, extension), requires_grad=True)
+    waiting = Waiting(monkeypatch, driver, requires_grad=True)
     waiting.driver.by_python.clear()
     for _ in range(2):
         waiting.take()
@@ -178,6 +176,7 @@ import pytest, torch, triton_gemm
 from tests.runtime import test_native_products as products
 from tests.runtime.test_native_stand_ins import Waiting
 from triton_gemm.functional import routing
+from triton_gemm.problem import SUM
 from triton_gemm.runtime import stand_ins
 
 patch = pytest.MonkeyPatch()
@@ -194,7 +193,7 @@ def start(a, b, count: int):
 wanted, [known] = waiting.first_calls.wanted, waiting.fast.calls.values()
 with triton_gemm.use():
     fast = routing._rules[-1].fast
-    key, _ = fast.take("mm", waiting.a, waiting.b, (), products.SUM, None, dispatched=True)
+    key, _ = fast.take("mm", waiting.a, waiting.b, (), SUM, None, dispatched=True)
     fast.keep(key, known)
     before = wanted.calls
     running = [scripted.start(waiting.a, waiting.b, 4000) for _ in range(3)]

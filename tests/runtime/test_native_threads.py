@@ -18,6 +18,7 @@ import pytest, torch, triton_gemm
 from tests.runtime import test_native_products as products
 from tests.support import fake_driver
 from triton_gemm.functional import fast_path, ops, routing
+from triton_gemm.problem import SUM
 from triton_gemm.runtime import native, plan, policies
 from triton_gemm.selection import generation
 
@@ -247,7 +248,7 @@ with triton_gemm.use(only=torch.bfloat16):
     know()
     [known] = routing._rules[-1].fast.calls.values()
     entry = native.entry_of(known.plan, *known.like)
-call = "mm", A, B, (), products.SUM, None, True
+call = "mm", A, B, (), SUM, None, True
 def kept_and_dropped():
     table = native.table(native.module(), plan.MAX_PLANS)
     assert table.take(*call) is None, "it has another's calls"
@@ -292,12 +293,12 @@ with triton_gemm.use(only=torch.bfloat16):
         def __del__(self):
             global calls
             calls += 1
-            table.take("mm", A, B, (), products.SUM, None, True)
+            table.take("mm", A, B, (), SUM, None, True)
             if calls % 3 == 0:
                 table.forget()
             table.keep(arguments(calls), entry)
     def arguments(rows):
-        return "mm", torch.empty(rows + 1, 64, dtype=torch.bfloat16), B, (), products.SUM, None, True
+        return "mm", torch.empty(rows + 1, 64, dtype=torch.bfloat16), B, (), SUM, None, True
     small = native.table(native.module(), 3)
     for i in range(50):
         small.keep(arguments(i), entry._replace(plan=Ends()))
@@ -314,11 +315,11 @@ with triton_gemm.use(only=torch.bfloat16):
     running, ended = start(20_000), []
     def change():
         for i in range(2000):
-            others = "mm", torch.empty(i + 1, 64, dtype=torch.bfloat16), B, (), products.SUM, None, True
+            others = "mm", torch.empty(i + 1, 64, dtype=torch.bfloat16), B, (), SUM, None, True
             fast.table.keep(others, entry)
             if i % 100 == 0:
                 fast.table.forget()
-                fast.table.keep(("mm", A, B, (), products.SUM, None, True), entry)
+                fast.table.keep(("mm", A, B, (), SUM, None, True), entry)
             if i % 500 == 0:
                 generation.advance()
         ended.append(True)
@@ -352,7 +353,7 @@ with triton_gemm.use(only=torch.bfloat16):
         if child == 0:
             signal.alarm(20)
             assert torch.mm(X, X).equal(X)
-            routing._rules[-1].fast.table.take("mm.out", A, B, (), products.SUM, C, True)
+            routing._rules[-1].fast.table.take("mm.out", A, B, (), SUM, C, True)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         children += 1

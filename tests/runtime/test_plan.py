@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import triton_gemm
-from tests.support import fake_driver, plan_fakes
+from tests.support import fake_driver
+from tests.support.patches import replace_all
 from tests.support.product_checks import fp32_precision
 from tests.support.threads import at_once
 from tests.support.tiers import one
-from triton_gemm.functional import api, fast_path, grouped, matrices, ops, scaled
+from triton_gemm.functional import api, fast_path
 from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.kernels.launch import Launch
-from triton_gemm.problem import ACTIVATIONS, PRODUCT, GemmProblem, Layout, Request
-from triton_gemm.runtime import native_build, plan, policies, step
-from triton_gemm.selection import generation
+from triton_gemm.problem import GemmProblem, Layout, Request
+from triton_gemm.runtime import plan, step
 from triton_gemm.selection.select import remembered, select
 
 HALF = torch.float16
-PACKAGE = str(Path(triton_gemm.__file__).parent)
 
 
 def half(*shape: int) -> torch.Tensor:
@@ -226,8 +223,7 @@ def test_the_same_key_means_the_same_problem() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(plan, "MAX_PLANS", 8)
+    replace_all(monkeypatch, plan, PLANS={}, MAX_PLANS=8)
 
 
 def plan_of(M: int) -> plan.Plan:
@@ -292,7 +288,7 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
     monkeypatch.setattr(api.rules, "computable", lambda *_, **__: None)
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, c)
-    made.steps = [FakeStep()]  # type: ignore[list-item]
+    made.steps = [FakeStep()]
     kept: dict[Any, Any] = {}
 
     def fill(thread: int) -> None:
@@ -311,7 +307,7 @@ def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest
     try:
         at_once(*(partial(fill, thread) for thread in range(4)))
     finally:
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
 
 
 def test_threads_with_the_same_new_problem_share_one_plan(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,12 +346,8 @@ def step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> step.Step:
 def test_a_failed_compilation_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves no lock that the next thread would wait for."""
     made = step_without_a_gpu(monkeypatch)
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("PassManager::run failed")
-
     with monkeypatch.context() as patch:
-        patch.setattr(step, "compiled", fail)
+        patch.setattr(step, "compiled", Mock(side_effect=RuntimeError("PassManager::run failed")))
         for _ in range(2):
             with pytest.raises(RuntimeError, match="PassManager"):
                 made.compile({})
@@ -397,244 +389,3 @@ def test_neighbours_do_not_overlap() -> None:
     first, middle, last = (buffer[i : i + 6].view(2, 3) for i in (0, 6, 12))
     made = plan_without_a_gpu(first, last.T, middle[:, :2])
     assert not made.overlap(first, last.T, middle[:, :2])
-
-
-def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next `out` of that shape is as small, and a launch without checks would write past its end."""
-    without_a_gpu(monkeypatch)
-    a, b = half(64, 32), half(32, 48)
-    plan.PLANS[key_of(a, b, half(64, 48))] = plan_without_a_gpu(a, b, half(64, 48))
-    api.matmul(a, b, out=half(64, 48))
-    assert len(api._fast.calls) == 1
-    api.matmul(a, b, out=half(0))
-    api.matmul(a, b, out=half(3, 3))
-    assert len(api._fast.calls) == 1
-
-
-def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """Nothing is planned, and what is planned launches on no device. The requests of calls that were not like one
-    before."""
-    multiplied: list[Request] = []
-
-    def multiply(
-        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, request: Request = PRODUCT, auxiliary: Any = ()
-    ) -> plan.Plan | None:
-        multiplied.append(request)
-        return plan.PLANS.get(plan.key_of(request, a, b, c, auxiliary))
-
-    monkeypatch.setattr(plan, "multiply", multiply)
-    monkeypatch.setattr(api.rules, "computable", lambda *_, **__: None)
-    monkeypatch.setattr(ops, "_fast", fast_path.FastPath())
-    for module in (plan, fast_path):
-        monkeypatch.setattr(module, "current_device", lambda: 0)
-    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
-    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
-    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    monkeypatch.setattr(plan, "PLANS", {})
-    return multiplied
-
-
-FAST: dict[str, Callable[..., torch.Tensor]] = {
-    "matmul": lambda a, b, bias: api.matmul(a, b),
-    "mm": lambda a, b, bias: api.mm(a, b),
-    "bmm": lambda a, b, bias: api.bmm(a[None], b[None])[0],
-    "addmm": lambda a, b, bias: api.addmm(bias, a, b),
-    "linear": lambda a, b, bias: api.linear(a, b.mT, bias),
-}
-
-
-def plan_by_hand(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor | None:
-    """Plans what a function in FAST launches; the bias, where it adds one."""
-    added = bias if name in ("addmm", "linear") else None
-    x, y = (a, b.mT.mT) if name != "bmm" else (a[None], b[None])
-    made = plan_without_a_gpu(a, b, half(64, 48))
-    made.names, made.allocates, made.steps = ("a", "b", "c", *["bias"] * (added is not None)), False, [FakeStep()]  # type: ignore[list-item]
-    first, *_ = matrices.views(x, y, half(*x.shape[:-1], 48))
-    plan.PLANS[key_of(*first, bias=added)] = made
-    return added
-
-
-@pytest.mark.parametrize("name", FAST)
-def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not those whose bias is broadcast, of which a kernel would read more than there is."""
-    checked = without_a_gpu(monkeypatch)
-    a, b, bias = half(64, 32), half(32, 48), half(48)
-    added = plan_by_hand(name, a, b, bias)
-    for _ in range(3):
-        FAST[name](a, b, bias)
-    assert len(checked) == 1 and len(api._fast.calls) == 1
-    if added is not None:
-        for _ in range(2):
-            FAST[name](a, b, half(1))
-        assert len(checked) == 3
-    if name == "addmm":
-        for factors in ({"alpha": 0, "beta": 0}, {"beta": 0}, {"beta": 2}):
-            api.addmm(bias, a, b, **factors)
-        assert len(checked) == 6, "another beta is no bias"
-    count = len(checked)
-    for _ in range(2):
-        FAST[name](torch._neg_view(a), b, bias)
-    assert len(checked) == count + 2, "what is negated on the way does not lie in memory"
-    count = len(checked)
-    FAST[name](a.clone().requires_grad_(), b, bias)
-    assert len(checked) == count + 1
-    ops._fast.calls.clear()
-    torch.func.functionalize(FAST[name])(a, b, bias)
-    assert len(checked) == count + 2, "a functional tensor has no data pointer"
-    if added is not None:
-        ops._fast.calls.clear()
-        torch.func.functionalize(lambda x: FAST[name](a, b, x))(bias)
-        assert len(checked) == count + 3
-
-
-# Functions of the package that a call like one before goes through, down to its launch.
-WARM_CALLS = {"matmul": 5, "mm": 6, "bmm": 6, "addmm": 5, "linear": 5}
-
-
-@pytest.mark.parametrize("name", FAST)
-def test_a_warm_call_goes_through_few_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each costs a call about a tenth of a microsecond. One more fills in the address of a result that is new."""
-    without_a_gpu(monkeypatch)
-    monkeypatch.setattr(generation, "contexts", None)  # where a policy was set in some context, a call asks for it
-    for state, value in {
-        "_module": None,
-        "_begun": True,
-        "_why": "the test says so",
-    }.items():  # no extension is awaited
-        monkeypatch.setattr(native_build, state, value)
-    a, b, bias = half(64, 32), half(32, 48), half(48)
-    plan_by_hand(name, a, b, bias)
-    called: list[str] = []
-    calls: list[list[str]] = []
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name[0] != "<":
-            called.append(frame.f_code.co_name)
-
-    for _ in range(5):
-        called.clear()
-        sys.setprofile(note)
-        try:
-            FAST[name](a, b, bias)
-        finally:
-            sys.setprofile(None)
-        calls.append(called.copy())
-    least = min(calls[-2:], key=len)
-    assert len(least) == WARM_CALLS[name], least
-
-
-@pytest.mark.parametrize("copied", [False, True])
-@pytest.mark.parametrize("name", ["grouped", "gated groups", "scaled"])
-def test_grouped_and_scaled_calls_share_the_fast_path(name: str, copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not those whose groups' ends, or scales, are copied for the launch, at each call."""
-    module = scaled if name == "scaled" else grouped
-    plan_fakes.take_plans_away(monkeypatch)
-    monkeypatch.setattr(module, "_fast", fast_path.FastPath())
-    made: list[tuple[torch.Tensor, ...]] = []
-    launch = module.launch
-    monkeypatch.setattr(module, "launch", lambda *given: made.append(given) or launch(*given))
-    for _ in range(3):
-        if name != "scaled":
-            ends = torch.tensor([4, 0, 9, 0], dtype=torch.int32)[:: 2 if copied else 1]
-            how = {"activation": "swiglu", "gate": half(len(ends), 32, 48)} if name == "gated groups" else {}
-            grouped.grouped_matmul(half(16, 32), half(len(ends), 32, 48), ends, **how)
-        else:
-            scales = torch.ones(16, 1), torch.ones(1, 1 if copied else 48)
-            scaled.scaled_matmul(half(16, 32).to(torch.int8), half(32, 48).to(torch.int8), *scales)
-    assert len(made) == (3 if copied else 1)
-    assert all((x is fast_path.SLOW) == copied for x in module._fast.calls.values())
-
-
-def test_the_fast_path_says_that_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To what autograd has saved; and what may not be written outside of inference mode is checked."""
-    checked = without_a_gpu(monkeypatch)
-    a, b, out = half(64, 32), half(32, 48), half(64, 48)
-    made = plan_without_a_gpu(a, b, out)
-    made.names, made.allocates, made.steps = ("a", "b", "c"), False, [FakeStep()]  # type: ignore[list-item]
-    plan.PLANS[key_of(a, b, out)] = made
-    for version in (1, 2, 3):  # the first call is checked
-        assert api.mm(a, b, out=out)._version == version
-    assert len(checked) == 1
-    with torch.inference_mode():
-        refused = half(64, 48)
-    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
-        api.mm(a, b, out=refused)
-    assert len(checked) == 1
-
-
-def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the product, read at the launch; one of a bias is multiplied before, and its call is always checked."""
-    checked = without_a_gpu(monkeypatch)
-    a, b, bias, step = half(64, 32), half(32, 48), half(48), FakeStep()
-    made = plan_without_a_gpu(a, b, half(64, 48))
-    made.names, made.allocates, made.steps = ("a", "b", "c", "bias"), False, [step]  # type: ignore[list-item]
-    plan.PLANS[key_of(a, b, half(64, 48), bias=bias)] = made
-    for alpha in (1, 0.5, -2.0):
-        api.addmm(bias, a, b, alpha=alpha)
-    assert [request.alpha for request in checked] == [1] and [call[-2] for call in step.calls] == [0.5, -2.0]
-    for beta in (0.5, 2, torch.tensor(1.0)):
-        for _ in range(2):
-            api.addmm(bias, a, b, beta=beta)
-    api.addmm(bias, a, b, alpha=0)
-    # The last beta is 1, and its second call is like one before to the operator.
-    assert len(checked) == 7 and [call[-2] for call in step.calls[2:]] == [1]
-
-
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        *(("addmm", how) for how in ({}, {"alpha": 2, "beta": 2}, {"alpha": 2}, {"out_dtype": torch.float32})),
-        *(("linear", how) for how in ({}, {"precision": "tf32"}, {"activation": "relu"})),
-    ],
-    ids=str,
-)
-def test_the_fast_path_is_told_all_that_a_call_says(name: str, how: dict[str, Any], monkeypatch: Any) -> None:
-    said: list[Request] = []
-    monkeypatch.setattr(api._fast, "take", lambda *given: (None, said.append(given[4])))
-    monkeypatch.setattr(api, "_product", lambda _, request, *__: said.append(request))
-    a, b, bias = half(64, 32), half(32, 48), half(48)
-    api.addmm(bias, a, b, **how) if name == "addmm" else api.linear(a, b.mT, bias, **how)
-    assert said == 2 * [Request(**{"alpha": 1, "beta": 1, **how})]
-
-
-def test_what_many_calls_say_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Request] = []
-    monkeypatch.setattr(api._fast, "take", lambda *given: (None, said.append(given[4]) or half(64, 48)))
-    a, b = half(64, 32), half(48, 32)
-    for activation in (None, *ACTIVATIONS):
-        for _ in range(2):
-            api.linear(a, b, None, activation)
-        assert said[-1] is said[-2] and said[-1] == Request(beta=1.0, activation=activation)
-    # Nor does a call that is in no backward look for the context of one, though a policy was set in some context.
-    monkeypatch.setattr(generation, "contexts", True)
-    monkeypatch.setattr(policies, "context_of_backward", lambda: pytest.fail("it was asked"))
-    key_of(a, b.mT, half(64, 48))
-
-
-def test_forward_and_backward_passes_like_one_before_plan_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither does the product that a bias's gradient is, with many rows."""
-    made = plan_fakes.take_plans_away(monkeypatch)
-    x, weight, bias = half(ops.MANY_ROWS, 32), half(48, 32), half(48)
-
-    def gradients() -> tuple[torch.Tensor, ...]:
-        leaves = [given.clone().requires_grad_() for given in (x, weight, bias)]
-        return torch.autograd.grad(api.linear(*leaves).float().square().sum(), leaves)
-
-    expected = gradients()
-    planned = len(made)
-    assert planned == 4
-    gradients()  # the first call was kept as one of `linear`, this one is kept as one of the operator
-    monkeypatch.setattr(plan, "multiply", None)
-    assert all(map(torch.equal, gradients(), expected)) and len(made) == planned
-
-
-def test_calls_of_the_dispatcher_like_one_before_plan_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a compiled graph makes them."""
-    made = plan_fakes.take_plans_away(monkeypatch)
-    a, b, bias = half(64, 32), half(32, 48), half(48)
-    expected = torch.ops.triton_gemm.gemm(a, b, bias)
-    assert len(made) == 1
-    negated = torch.ops.triton_gemm.gemm(a._neg_view(), b)
-    monkeypatch.setattr(matrices, "compute", None)
-    assert torch.equal(torch.ops.triton_gemm.gemm(a.clone(), b.clone(), bias.clone()), expected)
-    assert torch.equal(torch.ops.triton_gemm.gemm(-a, b), negated) and len(made) == 2

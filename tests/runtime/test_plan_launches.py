@@ -1,15 +1,22 @@
-"""What a plan compiles and launches, without a GPU."""
+"""What a plan compiles, loads and launches, without a GPU."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+import triton
 
+from tests.support import fake_driver
+from tests.support.patches import replace_all
+from tests.support.threads import at_once
+from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.hardware.device import INTERPRETER, device_of_capability
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import PRODUCT, GemmProblem, Request
@@ -38,8 +45,7 @@ class FakeDriver:
         monkeypatch.setattr(plan, "current_stream", lambda index: 70 + index)
         monkeypatch.setattr(plan, "ensure_context", self.contexts.append)
         monkeypatch.setattr(step.kits, "code_of", lambda *_: None)
-        monkeypatch.setattr(step, "compiled", self.compile)
-        monkeypatch.setattr(step, "machine_code", lambda launch: launch)
+        replace_all(monkeypatch, step, compiled=self.compile, machine_code=lambda launch: launch)
         monkeypatch.setattr(step.Step, "_load", lambda made, launch: self.load(made, launch))
         monkeypatch.setattr(plan, "workspace", self.workspace)
         monkeypatch.setattr(torch.cuda, "device", self.on_device)
@@ -219,3 +225,62 @@ def test_what_is_compiled_for_is_aligned_or_is_not() -> None:
                 GemmProblem.of(a, torch.empty(8, 8, dtype=dtype), torch.empty(8, 8, dtype=dtype)), []
             )["a"]
             assert x.dtype is dtype and (x.data_ptr() % 16 == 0) == aligned
+
+
+# --- Loading ---
+
+MADE = fake_driver.made_up(Launch(None, (1, 1, 1), {}, {}), b"every")
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What happens while machine code is loaded, slowly."""
+    seen: list[tuple[Any, ...]] = []
+
+    def load(code: bytes, symbol: str, shared: int) -> tuple[int, int]:
+        time.sleep(0.02)
+        number = sum(x[0] == "load" for x in seen)
+        seen.append(("load", code, symbol, shared))
+        return 100 + number, 200 + number
+
+    monkeypatch.setattr(step, "_functions", {})
+    replace_all(monkeypatch, hardware_driver, load=load, ensure_context=lambda device: seen.append(("context", device)))
+    return seen
+
+
+def test_machine_code_is_loaded_once_on_each_device(loaded: list[tuple[Any, ...]]) -> None:
+    one, other = MADE, MADE._replace(code=b"other")
+    found = [step.function_of(made, device) for _ in range(2) for made in (one, other) for device in (0, 1)]
+    assert found == 2 * [200, 201, 202, 203]
+    expected = [x for code in (b"every", b"other") for device in (0, 1) for x in (
+        ("context", device), ("load", code, "made_up", 1024)
+    )]  # fmt: skip
+    assert loaded == expected
+
+
+def test_threads_load_machine_code_once(loaded: list[tuple[Any, ...]]) -> None:
+    """Each with a context: it may launch next."""
+    assert at_once(*16 * [lambda: step.function_of(MADE, 1)]) == 16 * [200]
+    assert [x for x in loaded if x[0] == "load"] == [("load", b"every", "made_up", 1024)]
+
+
+def test_what_could_not_be_loaded_is_loaded_by_the_next(
+    loaded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cuModuleLoadData failed"):
+        patch.setattr(hardware_driver, "load", Mock(side_effect=RuntimeError("cuModuleLoadData failed")))
+        step.function_of(MADE, 0)
+    assert at_once(lambda: step.function_of(MADE, 0)) == [200]
+
+
+def test_hooks_on_loads_are_called_around_each(loaded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    for when in ("start", "end"):
+        note = lambda *given, when=when: loaded.append((when, *given))  # noqa: E731
+        monkeypatch.setattr(triton.knobs.runtime, f"kernel_load_{when}_hook", note)
+    for code in (b"every", b"every", b"other"):
+        step.function_of(MADE._replace(code=code), 0)
+    (_, start, one, end), (_, start_2, other, end_2) = loaded[:4], loaded[4:]
+    digest, digest_2 = end[-1], end_2[-1]
+    assert start == ("start", None, None, "made_up", {}, digest) and end == ("end", 100, 200, "made_up", {}, digest)
+    assert start_2[1:] == (None, None, "made_up", {}, digest_2) and end_2[1:3] == (101, 201) and digest != digest_2
+    assert one[:2] == ("load", b"every") and other[:2] == ("load", b"other")

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.support.patches import replace_all
 from tests.support.plan_fakes import FakePlan, take_plans_away
 from tests.support.table_fakes import HOPPER, another, problem_of, store
 from tests.support.threads import at_once
@@ -24,6 +25,8 @@ from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import plan, policies
 from triton_gemm.runtime.policies import Policy, choose
+from triton_gemm.selection import batch_invariance
+from triton_gemm.selection.batch_invariance import class_of
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, select
 
@@ -216,8 +219,7 @@ def test_nothing_is_timed_where_launches_are_recorded(
     store(problem_of())
     context: Any = triton_gemm.policy("tune")
     if where == "a capture":
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        replace_all(monkeypatch, torch.cuda, is_available=lambda: True, is_current_stream_capturing=lambda: True)
     elif where == "a compiler":
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     elif where == "the interpreter":
@@ -333,3 +335,46 @@ def test_a_compiled_call_asks_for_the_sizes_that_it_runs(
             compiled(a[512], b)
     made = [(one.problem.M, one.selection.source) for one in planned[1:]]
     assert made == [(48, "model"), (512, "user's table"), (1024, "model"), (512, "model")]
+
+
+def test_entries_of_another_class_are_left_out(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(16, 576, 7168)
+    best = batch_invariance.select(problem, HOPPER)
+    other = another(problem)
+    assert bit_class(problem, other) != class_of(problem, HOPPER)
+    times = {"us": 1.0, "default_us": 2.0}
+    tables.store(problem, other, HOPPER, **times)
+    assert choose(problem, HOPPER).source == "user's table"
+    found = choose(problem, HOPPER, invariant=True)
+    assert found == replace(best, batch_invariant=True) and found.source == "model"
+    assert any("other bits" in why for why in tables.ignored())
+    with triton_gemm.policy("error"), pytest.raises(RuntimeError, match="no table has 16 x 576"):
+        choose(problem, HOPPER, invariant=True)
+    slower = replace(best, algorithm=best.algorithm._replace(config=replace(best.config, num_stages=3)))
+    tables.store(problem, slower, HOPPER, **times)
+    found = choose(problem, HOPPER, invariant=True)
+    assert (found.config, found.source) == (slower.config, "user's table")
+    # A shipped table is asked where the user's has another class.
+    monkeypatch.setattr(tables, "SHIPPED", folder)
+    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path / "another"))
+    tables.reload()
+    tables.store(problem, other, HOPPER, **times)
+    assert choose(problem, HOPPER, invariant=True).source == "shipped table"
+
+
+def test_a_tuner_is_held_to_the_class(folder: Path) -> None:
+    problem, answers = problem_of(16, 576, 7168), []
+    best = batch_invariance.select(problem, HOPPER)
+
+    def tuner(problem: GemmProblem, device: DeviceInfo) -> Selection:
+        assert policies.current_policy() == Policy("model", "same", True)
+        assert choose(problem, device) == replace(best, batch_invariant=True)
+        return answers.pop()
+
+    policies.set_tuner(tuner)
+    triton_gemm.set_policy("tune")
+    slower = best.algorithm._replace(config=replace(best.config, num_stages=3))
+    answers += [another(problem), replace(best, algorithm=slower)]
+    assert choose(problem, HOPPER, may_tune=True, invariant=True).config.num_stages == 3
+    with pytest.raises(RuntimeError, match="the tuner's answer for 16 x 576 x 7168"):
+        choose(problem, HOPPER, may_tune=True, invariant=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -239,7 +240,7 @@ def test_what_fails_while_others_compile_is_compiled_again_by_itself(
     again = Crowded()
     monkeypatch.setattr(compat.JITFunction, "warmup", again.warmup)
     compiler = Compiler(
-        lambda job: compiled(jobs[job], binaries.operands_of(job, [jobs[job]]), binaries.SCALARS),  # type: ignore[index,arg-type,func-returns-value]
+        lambda job: compiled(jobs[job], binaries.operands_of(job, [jobs[job]]), binaries.SCALARS),
         threads=4,
     )
     compiler.add(problems)
@@ -281,10 +282,7 @@ def test_a_compiler_that_hangs_keeps_no_other_one(monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_says_what_it_could_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fails(*_: Any) -> None:
-        raise ValueError("ptxas\ndied")
-
-    monkeypatch.setattr(precompile, "compiled", fails)
+    monkeypatch.setattr(precompile, "compiled", Mock(side_effect=ValueError("ptxas\ndied")))
     monkeypatch.setattr(precompile, "build_driver_module", lambda *_: None)
     made = precompile.precompile([problem_of()], [device_of_capability((7, 5)), HOPPER], cache=tmp_path)
     assert made.kernels == 0 and len(made.failures) == 2

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, skip_init
 
 import triton_gemm
 from tests.support import plan_fakes
+from tests.support.patches import noted
 from tests.support.table_fakes import HOPPER
 from triton_gemm import layers, preparation
 from triton_gemm.hardware.gpus import named_device
@@ -180,7 +181,7 @@ class Quantized(torch.Tensor):
 
 def with_weight(weight: torch.Tensor | None, kind: type[torch.nn.Linear] = torch.nn.Linear) -> torch.nn.Linear:
     made = kind(8, 8, dtype=BF16)
-    made.weight = None if weight is None else torch.nn.Parameter(weight, requires_grad=False)  # type: ignore[assignment]
+    made.weight = None if weight is None else torch.nn.Parameter(weight, requires_grad=False)
     return made
 
 
@@ -307,13 +308,7 @@ def test_a_gpu_is_here_or_named(compiled: Identities, monkeypatch: pytest.Monkey
 def test_many_rows_are_few_kernels_and_one_selection_each(
     compiled: Identities, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[GemmProblem] = []
-
-    def choose(problem: GemmProblem, *of: Any, **how: Any) -> Any:
-        asked.append(problem)
-        return policies.choose(problem, *of, **how)
-
-    monkeypatch.setattr(precompile, "selection_for", choose)
+    asked = noted(monkeypatch, precompile, "selection_for", lambda problem, *_, **how: problem)
     monkeypatch.setattr(precompile, "SELECTING_S", 0.0)
     told: list[tuple[int, int, str]] = []
     model = torch.nn.Sequential(*(torch.nn.Linear(256, 256, device="meta", dtype=BF16) for _ in range(9)))

@@ -49,7 +49,6 @@ def test_what_is_much_slower_does_not_stand_in(gpu: Gpu, monkeypatch: pytest.Mon
     call(planned(ROWS[0]))
     second = planned(ROWS[3])
     other = available().nearest(second.problem, second.selection, HOPPER)
-    assert other is not None
     times = [
         predicted(x.problem, Candidate(given(x.problem, way.algorithm), way.algorithm), model_of(HOPPER))
         for x, way in ((second, second.selection), (second, other))
@@ -69,13 +68,11 @@ def test_of_all_that_is_loaded_the_fastest_stands_in(gpu: Gpu) -> None:
         call(planned(M))
     made = planned(ROWS[3])
     call(made)
-    assert made.first_calls is not None and made.first_calls.stand_in is not None
     times = {}
     for M in ROWS[:3]:
         one = stand_ins.Available()
         one.add(HOPPER, planned(M).problem, planned(M).selection)
         way = one.nearest(made.problem, made.selection, HOPPER)
-        assert way is not None
         candidate = Candidate(given(made.problem, way.algorithm), way.algorithm)
         times[predicted(made.problem, candidate, model_of(HOPPER))] = way
     assert made.first_calls.stand_in.selection == times[min(times)]
@@ -192,5 +189,5 @@ def test_what_no_plan_waits_for_is_forgotten(gpu: Gpu) -> None:
 
 def test_a_worker_is_sent_the_job_alone(gpu: Gpu) -> None:
     made = planned(ROWS[0])
-    wanted = available().want(tuple(own(made)), gpu.compiler, (made.problem, made.selection))  # type: ignore[arg-type]
+    wanted = available().want(tuple(own(made)), gpu.compiler, (made.problem, made.selection))
     assert pickle.loads(pickle.dumps(wanted)) == (made.problem, made.selection)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ import triton
 
 from tests.runtime.test_plan_launches import LAUNCHED
 from tests.support import fake_driver
-from tests.support.threads import at_once
+from tests.support.patches import replace_all
 from triton_gemm.compat import MachineCode
 from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.hardware.device import device_of_capability
@@ -288,13 +288,10 @@ def test_a_launch_that_fails_says_so_and_the_next_works(what: str, every: Launch
 
 
 def test_an_interruption_leaves_the_next_launch_right(every: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     every.call(0, (1, 0, 16, 32, 48))
     for name in ("replace_address", "launch"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(hardware_driver, name, interrupted)
+            patch.setattr(hardware_driver, name, Mock(side_effect=KeyboardInterrupt))
             every.call(0, (2, 0, 64, 80, 96))
         every.call(0, (1, 0, 16, 32, 48))
     assert every.shown == 3 * [every.expected(1, 0, 16, 32, 48)]
@@ -313,8 +310,7 @@ def test_hooks_on_launches_are_called_around_each(every: Launched, monkeypatch: 
         chain = triton.knobs.HookChain()
         chain.add(noting("first"))
         chain.add(noting("second"))
-        patch.setattr(runtime, "launch_enter_hook", chain)
-        patch.setattr(runtime, "launch_exit_hook", noting("after"))
+        replace_all(patch, runtime, launch_enter_hook=chain, launch_exit_hook=noting("after"))
         every.call(7, (1, 0, 16, 32, 48))
     every.call(9, (1, 0, 16, 32, 48))
     about = {"name": "made_up", "function": every.entry.function, "stream": 7}
@@ -386,64 +382,3 @@ def test_a_beta_that_calls_do_not_change(driver: fake_driver.Driver) -> None:
 
     assert decode(entry) == [0.0, 32, 0.0, 0.0, 0, 0, 0]
     assert decode(found) == [ctypes.c_float(0.3).value, 32, 0.3, 0.0, 0, 0, 0]
-
-
-# --- Loading ---
-
-
-@pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What happens while machine code is loaded, slowly."""
-    seen: list[tuple[Any, ...]] = []
-
-    def load(code: bytes, symbol: str, shared: int) -> tuple[int, int]:
-        time.sleep(0.02)
-        number = sum(x[0] == "load" for x in seen)
-        seen.append(("load", code, symbol, shared))
-        return 100 + number, 200 + number
-
-    monkeypatch.setattr(step, "_functions", {})
-    monkeypatch.setattr(hardware_driver, "load", load)
-    monkeypatch.setattr(hardware_driver, "ensure_context", lambda device: seen.append(("context", device)))
-    return seen
-
-
-def test_machine_code_is_loaded_once_on_each_device(loaded: list[tuple[Any, ...]]) -> None:
-    one, other = MADE, MADE._replace(code=b"other")
-    found = [step.function_of(made, device) for _ in range(2) for made in (one, other) for device in (0, 1)]
-    assert found == 2 * [200, 201, 202, 203]
-    expected = [x for code in (b"every", b"other") for device in (0, 1) for x in (
-        ("context", device), ("load", code, "made_up", 1024)
-    )]  # fmt: skip
-    assert loaded == expected
-
-
-def test_threads_load_machine_code_once(loaded: list[tuple[Any, ...]]) -> None:
-    """Each with a context: it may launch next."""
-    assert at_once(*16 * [lambda: step.function_of(MADE, 1)]) == 16 * [200]
-    assert [x for x in loaded if x[0] == "load"] == [("load", b"every", "made_up", 1024)]
-
-
-def test_what_could_not_be_loaded_is_loaded_by_the_next(
-    loaded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("cuModuleLoadData failed")
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cuModuleLoadData failed"):
-        patch.setattr(hardware_driver, "load", refuse)
-        step.function_of(MADE, 0)
-    assert at_once(lambda: step.function_of(MADE, 0)) == [200]
-
-
-def test_hooks_on_loads_are_called_around_each(loaded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    for when in ("start", "end"):
-        note = lambda *given, when=when: loaded.append((when, *given))  # noqa: E731
-        monkeypatch.setattr(triton.knobs.runtime, f"kernel_load_{when}_hook", note)
-    for code in (b"every", b"every", b"other"):
-        step.function_of(MADE._replace(code=code), 0)
-    (_, start, one, end), (_, start_2, other, end_2) = loaded[:4], loaded[4:]
-    digest, digest_2 = end[-1], end_2[-1]
-    assert start == ("start", None, None, "made_up", {}, digest) and end == ("end", 100, 200, "made_up", {}, digest)
-    assert start_2[1:] == (None, None, "made_up", {}, digest_2) and end_2[1:3] == (101, 201) and digest != digest_2
-    assert one[:2] == ("load", b"every") and other[:2] == ("load", b"other")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from ctypes import CFUNCTYPE, c_int, c_void_p, cast
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.support import fake_driver
+from tests.support.native_calls import Call
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
-from triton_gemm.functional import fast_path
-from triton_gemm.problem import PRODUCT, Request
+from triton_gemm.problem import PRODUCT
 from triton_gemm.runtime import native, plan, turns
-from triton_gemm.selection.select import Selection, ranked, select
+from triton_gemm.selection.select import Selection, ranked
 
 pytestmark = pytest.mark.slow
 A, B, C = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((256, 512), (512, 768), (256, 768)))
@@ -53,36 +51,29 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Learner:
     return found
 
 
-class Calls:
+class Calls(Call):
     """Of one product, as Python has planned it and C++ launches it."""
 
     def __init__(self, driver: fake_driver.Driver) -> None:
-        self.driver, self.fast = driver, fast_path.FastPath()
-        problem = Request().problem(A, B, C)
-        self.plan = plan.GemmPlan(problem, select(problem, HOPPER), A.device)
-        turns.give(self.plan)
-        self.plan.compile(A, B, C)
-        key, _ = self.take()
-        self.fast.keep(key, fast_path.known(self.plan, C, (A, A), (B, B)))
-        self.take()
+        super().__init__(driver, A, B, request=PRODUCT, operation="matmul", dispatched=False)
+        self.made_plan = self.new_plan()
+        turns.give(self.made_plan)
+        self.plan(self.made_plan)
 
-    def take(self) -> Any:
-        return self.fast.take("matmul", A, B, (), PRODUCT)
-
-    def by_cpp(self, count: int) -> list[bool]:
+    def are_by_cpp(self, count: int) -> list[bool]:
         """Of so many calls, whether C++ launches each."""
         found = []
         for _ in range(count):
             self.driver.seen.clear(), self.driver.by_python.clear()
-            assert self.take()[1] is not None
+            assert self.take() is not None
             assert len(self.driver.seen) + len(self.driver.by_python) == 1
             found.append(bool(self.driver.seen))
         return found
 
 
 @pytest.fixture
-def calls(extension: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
-    yield Calls(fake_driver.install(monkeypatch, extension))
+def calls(driver: fake_driver.Driver, learner: Learner) -> Calls:
+    return Calls(driver)
 
 
 @dataclass
@@ -117,60 +108,58 @@ BEGUN = [("cuGraphLaunch", 11, 0), ("cuEventRecord", 22, 0)]
 
 
 def test_calls_are_counted_and_told_of(calls: Calls, learner: Learner) -> None:
-    turn = calls.plan.turn
-    assert turn is not None
+    turn = calls.made_plan.turn
     turn.calls()
-    assert calls.by_cpp(1000) == [True] * 1000 and learner.turns == 0 and turn.calls() == 1000
+    assert calls.are_by_cpp(1000) == [True] * 1000 and learner.turns == 0 and turn.calls() == 1000
     turn.ask(True)
-    assert calls.by_cpp(3) == [True] * 3 and learner.turns == 3, "C++ launches what it tells of"
+    assert calls.are_by_cpp(3) == [True] * 3 and learner.turns == 3, "C++ launches what it tells of"
     turn.ask(False)
-    calls.by_cpp(3)
+    calls.are_by_cpp(3)
     assert learner.turns == 3 and turn.calls() == 6
 
 
 def test_a_call_says_its_stream_to_no_one(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn = calls.plan.turn
+    turn = calls.made_plan.turn
     assert turn is not None and turn.stream is None
     turn.ask_stream()
     calls.driver.capturing = True
-    calls.by_cpp(2)
+    calls.are_by_cpp(2)
     assert turn.stream is None
     calls.driver.capturing = False
-    assert calls.by_cpp(2) == [True] * 2 and turn.stream == 0 and not turn.own[1]
+    assert calls.are_by_cpp(2) == [True] * 2 and turn.stream == 0 and not turn.own[1]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
     turn.ask_stream()
     assert turn.stream is None
     with monkeypatch.context() as patch:
         patch.setattr(turns, "is_watched", lambda: True)
-        calls.plan.run(A, B, C)
+        calls.made_plan.run(A, B, C)
     assert turn.stream is None
-    calls.plan.run(A, B, C)
+    calls.made_plan.run(A, B, C)
     assert turn.stream == 0 and learner.turns == 0
 
 
 def test_what_python_raises_when_it_is_told_comes_through(calls: Calls, learner: Learner) -> None:
     """As of a signal's handler."""
-    assert calls.plan.turn is not None
-    calls.plan.turn.ask(True)
+    calls.made_plan.turn.ask(True)
     learner.raises = True
     with pytest.raises(KeyboardInterrupt):
         calls.take()
-    calls.plan.turn.ask(False)
-    assert calls.by_cpp(5) == [True] * 5
+    calls.made_plan.turn.ask(False)
+    assert calls.are_by_cpp(5) == [True] * 5
 
 
 def test_a_job_is_launched_once_after_a_call(calls: Calls, graphs: Graphs) -> None:
     job = turns.job
-    calls.by_cpp(2)
+    calls.are_by_cpp(2)
     assert not graphs.begun
     job.begin(CPU, 0, 11, 22)
-    calls.by_cpp(1)
+    calls.are_by_cpp(1)
     assert graphs.begun == BEGUN and (job.until, job.launched, job.inside) == (0, 0, 0)
-    calls.by_cpp(10)
+    calls.are_by_cpp(10)
     assert graphs.begun == BEGUN
     graphs.error = 700
     job.begin(CPU, 0, 11, 22)
-    calls.by_cpp(1)
+    calls.are_by_cpp(1)
     assert job.launched == 700 and graphs.begun == [*BEGUN, BEGUN[0]]
 
 
@@ -178,75 +167,73 @@ def test_a_job_waits_for_its_stream_and_for_the_end_of_a_capture(calls: Calls, g
     job = turns.job
     for device, stream in ((1, 0), (CPU, 5)):
         job.begin(device, stream, 11, 22)
-        calls.by_cpp(3)
+        calls.are_by_cpp(3)
         assert not graphs.begun and job.launched < 0
         job.end()
-    calls.by_cpp(3)
+    calls.are_by_cpp(3)
     job.begin(CPU, 0, 11, 22)
     calls.driver.capturing = True
-    calls.by_cpp(3)
+    calls.are_by_cpp(3)
     assert not graphs.begun and job.until > 0
     calls.driver.capturing = False
     with torch.profiler.profile():
         assert calls.fast.table.take("matmul", A, B, (), PRODUCT, None, True) is not None
     assert not graphs.begun, "nobody who watches sees it"
-    calls.by_cpp(1)
+    calls.are_by_cpp(1)
     assert graphs.begun == BEGUN
     job.begin(CPU, 0, 11, 22)
     job.end()
-    calls.by_cpp(3)
+    calls.are_by_cpp(3)
     assert graphs.begun == BEGUN and job.launched < 0
 
 
 def test_calls_go_on_by_the_plan_that_is_named(calls: Calls, learner: Learner) -> None:
-    problem = calls.plan.problem
+    problem = calls.made_plan.problem
     others = (Selection.of(x, "") for _, x in ranked(problem, HOPPER))
-    other = calls.plan.like(next(x for x in others if x.algorithm != calls.plan.selection.algorithm))
+    other = calls.made_plan.like(next(x for x in others if x.algorithm != calls.made_plan.selection.algorithm))
     other.compile(A, B, C)
-    calls.plan.instead = other
-    calls.plan.turn.hand_over()  # type: ignore[union-attr]
-    assert calls.by_cpp(1) == [False], "Python has C++ launch the other from now on"
-    assert calls.by_cpp(1000) == [True] * 1000
-    assert calls.driver.seen[0].function == other.steps[0].entry.function  # type: ignore[union-attr]
+    calls.made_plan.instead = other
+    calls.made_plan.turn.hand_over()
+    assert calls.are_by_cpp(1) == [False], "Python has C++ launch the other from now on"
+    assert calls.are_by_cpp(1000) == [True] * 1000
+    assert calls.driver.seen[0].function == other.steps[0].entry.function
 
 
-def test_a_plan_without_a_turn_is_never_left_to_python(
-    extension: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_without_a_turn_is_never_left_to_python(driver: fake_driver.Driver, learner: Learner) -> None:
     learner.wants = False
-    calls = Calls(fake_driver.install(monkeypatch, extension))
-    assert calls.plan.turn is None and native.entry_of(calls.plan, (256, 768), (768, 1), torch.bfloat16).turns == (0, 0)
-    assert calls.by_cpp(5000) == [True] * 5000 and learner.turns == 0
+    calls = Calls(driver)
+    assert calls.made_plan.turn is None and native.entry_of(
+        calls.made_plan, (256, 768), (768, 1), torch.bfloat16
+    ).turns == (0, 0)
+    assert calls.are_by_cpp(5000) == [True] * 5000 and learner.turns == 0
 
 
 @pytest.mark.parametrize("by_cpp", [True, False])
 def test_python_s_own_calls_count_too(
     by_cpp: bool, calls: Calls, learner: Learner, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turn, begun = calls.plan.turn, graphs.begun
+    turn, begun = calls.made_plan.turn, graphs.begun
     if not by_cpp:  # as without the extension
-        monkeypatch.setattr(turns, "extension", None)
-        monkeypatch.setattr(turns, "launch_graph", lambda *of: begun.extend(BEGUN) or 3)
+        replace_all(monkeypatch, turns, extension=None, launch_graph=lambda *of: begun.extend(BEGUN) or 3)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
-    assert turn is not None
     turn.calls()
     for _ in range(35):
-        calls.plan.run(A, B, C)
+        calls.made_plan.run(A, B, C)
     assert learner.turns == 0 and turn.calls() == 35
     turn.ask(True)
     turns.job.begin(0, 0, 11, 22)
     with monkeypatch.context() as patch:
         patch.setattr(turns, "is_watched", lambda: True)
-        calls.plan.run(A, B, C)
+        calls.made_plan.run(A, B, C)
     assert not begun
-    calls.plan.run(A, B, C), calls.plan.run(A, B, C)
+    calls.made_plan.run(A, B, C), calls.made_plan.run(A, B, C)
     assert learner.turns == 3 and begun == BEGUN and turns.job.launched == (0 if by_cpp else 3)
 
 
 def test_nothing_is_told_while_no_rule_learns(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "active", lambda: False)
-    calls.plan.turn.ask(True)  # type: ignore[union-attr]
-    calls.by_cpp(1000)
-    assert learner.turns == 0 and not calls.plan.turn.own[1]  # type: ignore[union-attr]
+    calls.made_plan.turn.ask(True)
+    calls.are_by_cpp(1000)
+    assert learner.turns == 0 and not calls.made_plan.turn.own[1]
     turns.end()
     assert learner.turns == -1

@@ -18,7 +18,7 @@ from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.kernels.launch import compiled
 from triton_gemm.learning.candidates import ranked
-from triton_gemm.runtime import compiling, worker
+from triton_gemm.runtime import worker
 from triton_gemm.runtime.binaries import SCALARS, identity, launches_on, operands_of
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.runtime.worker import LostError, Question, Worker
@@ -63,7 +63,6 @@ def one() -> Iterator[Worker]:
 
 
 def pid_of(made: Worker) -> int:
-    assert made.process is not None
     return made.process.pid
 
 
@@ -176,7 +175,6 @@ def test_a_worker_that_ends_or_is_not_understood_is_lost(one: Worker, how: objec
 
 
 def test_one_that_cannot_be_killed_blocks_nothing(one: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert one.process is not None and one.pipe is not None
     process = one.process
     one.pipe.send("time.sleep(60)")
     monkeypatch.setattr(worker, "GONE_S", 1.0)
@@ -211,7 +209,6 @@ def test_what_does_not_get_ready_is_lost(code: str, monkeypatch: pytest.MonkeyPa
 def test_a_killed_tuning_leaves_no_worker(tmp_path: Path) -> None:
     """Nor one in the midst of a compilation that hangs."""
     tuning = started(TUNES, tmp_path / "begun")
-    assert tuning.stdout is not None
     pid = int(tuning.stdout.readline())
     assert soon((tmp_path / "begun").exists) and runs(pid)
     tuning.kill()
@@ -327,7 +324,7 @@ def test_closing_waits_for_no_worker_and_compiles_nothing_more(caplog: pytest.Lo
         loaded: list[object] = []
         compiler = Compiler(loaded.append, workers, threads=2)
         compiler.add([job])
-        assert soon(lambda workers=workers: bool(workers.pids()))  # type: ignore[misc]
+        assert soon(lambda workers=workers: bool(workers.pids()))
         time.sleep(0.3)
         pids = workers.pids()
         begin = time.monotonic()
@@ -336,17 +333,3 @@ def test_closing_waits_for_no_worker_and_compiles_nothing_more(caplog: pytest.Lo
         assert not any(map(runs, pids)) and not any(thread.is_alive() for thread in compiler.threads)
         assert loaded == []
     assert not caplog.records, "that is no loss"
-
-
-def test_a_core_is_left_to_the_thread_that_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of each rank on the host."""
-    monkeypatch.setattr(compiling, "CGROUP", tmp_path)
-    for name in compiling.RANKS:
-        monkeypatch.delenv(name, raising=False)
-    cases = ((1, "", 1), (2, "", 1), (8, "", 7), (64, "", 16), (64, "8", 7), (8, "8", 1), (8, "0", 7), (8, "-2", 7))
-    for cores, ranks, count in cases:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        compiler = Compiler(lambda job: None)
-        assert len(compiler.threads) == count
-        compiler.close()

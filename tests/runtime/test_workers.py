@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ import torch
 import triton_gemm
 from tests.runtime.test_plan import half, key_of, plan_without_a_gpu
 from tests.support import fake_driver
+from tests.support.patches import replace_all
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, problem_of
 from tests.support.threads import at_once
@@ -87,10 +89,10 @@ test_workers.fork_while_all_is_locked()
 
 def fork_while_all_is_locked() -> None:
     """Every lock is held by another thread at the fork, those of a plan that is being compiled too."""
-    held, made = locks(), step.Step(SimpleNamespace(arguments={}), ())  # type: ignore[arg-type]
+    held, made = locks(), step.Step(SimpleNamespace(arguments={}), ())
     named = {"runtime.plan._planning", "tables._lock", "functional.overrides._lock"}
     assert {f"triton_gemm.{name}" for name in named} <= set(held)
-    plan.PLANS["compiling",] = SimpleNamespace(steps=[made])  # type: ignore[assignment]
+    plan.PLANS["compiling",] = SimpleNamespace(steps=[made])
     taken, end = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -190,7 +192,7 @@ def test_a_hundred_thousand_problems_stay_within_the_caches(monkeypatch: pytest.
             first = first or problem
             key, nothing = api._fast.take("matmul", a, b, (), Request())
             assert nothing is None
-            api._fast.keep(key, fast_path.Known(made, object))  # type: ignore[arg-type]  # no tensor is made
+            api._fast.keep(key, fast_path.Known(made, object))
         assert len(plan.PLANS) <= plan.MAX_PLANS
     assert len(plan.PLANS) == len(api._fast.calls) == plan.MAX_PLANS
     assert by_model.cache_info().currsize == by_model.cache_info().maxsize == plan.MAX_PLANS
@@ -219,10 +221,9 @@ def test_an_address_that_comes_again_with_other_strides_has_another_plan(monkeyp
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> plan.GemmPlan:
     """A plan that compiles nothing, and is found by `plan_for`."""
-    monkeypatch.setattr(plan, "current_device", lambda: 0)
-    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
-    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
-    monkeypatch.setattr(plan, "PLANS", {})
+    replace_all(
+        monkeypatch, plan, current_device=lambda: 0, current_stream=lambda _: 0, ensure_context=lambda _: None, PLANS={}
+    )
     made = plan_without_a_gpu(half(64, 32), half(32, 48), half(64, 48))
     monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
     return made
@@ -235,15 +236,10 @@ def test_after_an_interruption_the_next_call_begins_anew(
     """Ctrl-C while a kernel is chosen, compiled or loaded leaves no lock that is held, and nothing half made."""
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     driver = fake_driver.take_driver(monkeypatch)
-    monkeypatch.setattr(step, "compiled", lambda launch, *_: launch)
-    monkeypatch.setattr(step, "machine_code", fake_driver.made_up)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
+    replace_all(monkeypatch, step, compiled=lambda launch, *_: launch, machine_code=fake_driver.made_up)
     places = {"choice": (plan, "_new_plan"), "compiler": (step, "compiled"), "loading": (hardware_driver, "load")}
     with monkeypatch.context() as patch:
-        patch.setattr(*places[where], interrupted)
+        patch.setattr(*places[where], Mock(side_effect=KeyboardInterrupt))
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 plan.multiply(a, b, c)
@@ -342,15 +338,11 @@ def test_a_plan_without_memory_launches_nothing_and_then_works(
 ) -> None:
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     launched: list[object] = []
-    on_a_gpu.steps = [SimpleNamespace(call=lambda stream, _: launched.append(stream))]  # type: ignore[list-item]
+    on_a_gpu.steps = [SimpleNamespace(call=lambda stream, _: launched.append(stream))]
     on_a_gpu.compiled = True
     on_a_gpu.shares = on_a_gpu.allocates = True
     on_a_gpu.names = ("a", "b", "c", "workspace", "counters")
-
-    def no_memory(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(plan, "workspace", no_memory)
+    monkeypatch.setattr(plan, "workspace", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory.")))
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         plan.multiply(a, b, c)
     assert launched == []

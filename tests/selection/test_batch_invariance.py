@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +15,11 @@ from hypothesis import strategies as st
 import triton_gemm
 from tests.selection.test_bit_classes import problem_of
 from tests.support import table_fakes
+from tests.support.patches import replace_all
 from tests.support.plan_fakes import FakePlan, take_plans_away
 from tests.support.sums_by_hand import parts as parts_of
 from tests.support.table_fakes import HOPPER
 from tests.support.threads import at_once
-from triton_gemm import tables
 from triton_gemm.arithmetic import ARITHMETICS
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels.schedule import Schedule
@@ -226,8 +225,7 @@ def test_threads_of_a_backward_have_the_block_that_it_was_started_in(monkeypatch
     a, b = x(8, 64), x(64, 32)
     with triton_gemm.batch_invariant():
         started, within = copy_context(), plan.key_of(Request(), a, b, None)
-    monkeypatch.setattr(policies, "context_of_backward", lambda: started)
-    monkeypatch.setattr(policies, "backward_here", lambda: 0)
+    replace_all(monkeypatch, policies, context_of_backward=lambda: started, backward_here=lambda: 0)
     [found] = at_once(lambda: (policies.current_policy(), plan.key_of(Request(), a, b, None)))
     assert found == (Policy("cached", "same", True), within)
 
@@ -247,52 +245,6 @@ def test_fingerprints_tell_it() -> None:
     with triton_gemm.batch_invariant():
         now = triton_gemm.selection_fingerprint(HOPPER, parts=True)
     assert {name for name in now if now[name] != before[name]} == {"policy"}
-
-
-# --- Tables and tuners ---
-
-
-def test_entries_of_another_class_are_left_out(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = table_fakes.problem_of(16, 576, 7168)
-    best = batch_invariance.select(problem, HOPPER)
-    other = table_fakes.another(problem)
-    assert bit_class(problem, other) != class_of(problem, HOPPER)
-    times = {"us": 1.0, "default_us": 2.0}
-    tables.store(problem, other, HOPPER, **times)
-    assert choose(problem, HOPPER).source == "user's table"
-    found = choose(problem, HOPPER, invariant=True)
-    assert found == replace(best, batch_invariant=True) and found.source == "model"
-    assert any("other bits" in why for why in tables.ignored())
-    with triton_gemm.policy("error"), pytest.raises(RuntimeError, match="no table has 16 x 576"):
-        choose(problem, HOPPER, invariant=True)
-    slower = replace(best, algorithm=best.algorithm._replace(config=replace(best.config, num_stages=3)))
-    tables.store(problem, slower, HOPPER, **times)
-    found = choose(problem, HOPPER, invariant=True)
-    assert (found.config, found.source) == (slower.config, "user's table")
-    # A shipped table is asked where the user's has another class.
-    monkeypatch.setattr(tables, "SHIPPED", folder)
-    monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path / "another"))
-    tables.reload()
-    tables.store(problem, other, HOPPER, **times)
-    assert choose(problem, HOPPER, invariant=True).source == "shipped table"
-
-
-def test_a_tuner_is_held_to_the_class(folder: Path) -> None:
-    problem, answers = table_fakes.problem_of(16, 576, 7168), []
-    best = batch_invariance.select(problem, HOPPER)
-
-    def tuner(problem: GemmProblem, device: DeviceInfo) -> Selection:
-        assert policies.current_policy() == Policy("model", "same", True)
-        assert choose(problem, device) == replace(best, batch_invariant=True)
-        return answers.pop()
-
-    policies.set_tuner(tuner)
-    triton_gemm.set_policy("tune")
-    slower = best.algorithm._replace(config=replace(best.config, num_stages=3))
-    answers += [table_fakes.another(problem), replace(best, algorithm=slower)]
-    assert choose(problem, HOPPER, may_tune=True, invariant=True).config.num_stages == 3
-    with pytest.raises(RuntimeError, match="the tuner's answer for 16 x 576 x 7168"):
-        choose(problem, HOPPER, may_tune=True, invariant=True)
 
 
 # --- What is planned ---

@@ -48,7 +48,7 @@ def problem_of(
     scales = fields.pop("scales", None if arithmetic.plain else "tensor")
     out = torch.bfloat16 if dtype.itemsize == 1 and scales else arithmetic.out_dtype or dtype
     layouts = [layout(*shape, order, pad) for shape, order in zip(((M, K), (K, N), (M, N)), orders, strict=True)]
-    return GemmProblem(1, M, N, K, dtype, out, precision, *layouts, scales=scales, **fields)  # type: ignore[arg-type]
+    return GemmProblem(1, M, N, K, dtype, out, precision, *layouts, scales=scales, **fields)
 
 
 @st.composite
@@ -126,7 +126,7 @@ def ws(config: int | warp_specialised.Config = 0, schedule: Schedule | None = No
 
 
 def by(kernel: str, config: object, work: Work = 1, **how: object) -> Selection:
-    return Selection(Algorithm(kernel, config, work, **how), "")  # type: ignore[arg-type]
+    return Selection(Algorithm(kernel, config, work, **how), "")
 
 
 def by_portable(precision: str, number: int, work: Work = 1) -> Selection:

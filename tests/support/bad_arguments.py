@@ -241,7 +241,6 @@ def cases(*functions: str) -> list[tuple[str, str]]:
 def wrong_values(function: str, parameter: str, arguments: Arguments) -> Iterator[tuple[Any, Errors]]:
     """Values that this parameter may not have, and what they may raise where torch has no say."""
     kind = kind_of(function, parameter)
-    assert kind is not None
     for value in kind.wrong:
         if isinstance(value, Of):
             yield value.make(arguments[parameter]), kind.raises

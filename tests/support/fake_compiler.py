@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, binaries, plan, stand_ins, step
@@ -56,8 +57,7 @@ def take_workers(patch: pytest.MonkeyPatch) -> FakeCompiler:
         "counts": background.Counter(),
     }.items():
         patch.setattr(background, name, value)
-    patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    patch.setattr(torch.cuda, "is_available", lambda: True)
+    replace_all(patch, torch.cuda, get_device_capability=lambda _: (9, 0), is_available=lambda: True)
     return compiler
 
 
@@ -84,8 +84,7 @@ class Gpu:
         }.items():
             patch.setattr(plan, name, value)
         patch.setattr(step.kits, "code_of", lambda *_: None)
-        patch.setattr(step, "compiled", self.compile)
-        patch.setattr(step, "compiled_before", self.load)
+        replace_all(patch, step, compiled=self.compile, compiled_before=self.load)
         patch.setattr(background, "is_warm", lambda: self.warm)
         patch.setattr(binaries, "_received", {})
         patch.setattr(step, "machine_code", lambda binary: binary)

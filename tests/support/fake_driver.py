@@ -16,6 +16,7 @@ import pytest
 import torch
 from triton.backends.nvidia import driver as triton_driver
 
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm import compat
 from triton_gemm.functional import fast_path
@@ -200,7 +201,7 @@ def made_up(launch: Launch, code: bytes = b"code") -> compat.MachineCode:
             boxes.append((3, part.dtype.itemsize, 7, part.block))
         integer = isinstance(part, int) and not isinstance(part, bool)
         kinds = {TensorMap: "tensordesc", Pointer: "*bf16", Scalar: "fp32"}
-        types.append(kinds.get(type(part), ("i64" if part >> 31 else "i32") if integer else "constexpr"))  # type: ignore[arg-type]
+        types.append(kinds.get(type(part), ("i64" if part >> 31 else "i32") if integer else "constexpr"))
     return compat.MachineCode("made_up", 4, 1, 1024, False, False, tuple(types), tuple(boxes), code)
 
 
@@ -217,9 +218,7 @@ def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
     sums = [torch.empty(1 << 20), torch.zeros(1 << 14, dtype=torch.int32)]
     for module in (plan, native):
         patch.setattr(module, "workspace", lambda *_: sums)
-    patch.setattr(plan, "device_info", lambda _: HOPPER)
-    patch.setattr(plan, "ensure_context", lambda _: None)
-    patch.setattr(plan, "current_stream", lambda _: 0)
+    replace_all(patch, plan, device_info=lambda _: HOPPER, ensure_context=lambda _: None, current_stream=lambda _: 0)
     for module in (plan, fast_path):
         patch.setattr(module, "current_device", lambda: 0)
     compile_step = step.compiled
@@ -236,6 +235,5 @@ def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
 
 def plan_for_hopper(patch: pytest.MonkeyPatch) -> None:
     """Plans calls on CPU tensors for Hopper, too. Compiles nothing in the background, and starts without plans."""
-    patch.setattr(plan, "PLANS", {})
-    patch.setattr(plan, "info_of", lambda _: HOPPER)
+    replace_all(patch, plan, PLANS={}, info_of=lambda _: HOPPER)
     patch.setattr(plan.background, "enabled", lambda: False)

@@ -60,7 +60,7 @@ class Layer(NamedTuple):
 
     def call(self, operands: dict[str, torch.Tensor]) -> torch.Tensor:
         how = {"activation": self.activation, "precision": self.precision, "batch_invariant": self.batch_invariant}
-        return triton_gemm.linear(**operands, **how)  # type: ignore[arg-type]  # names of activations
+        return triton_gemm.linear(**operands, **how)
 
 
 def assert_same_bits(layer: Layer, device: str) -> None:

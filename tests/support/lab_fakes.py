@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.support import table_fakes
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER, another
 from triton_gemm import tuning
 from triton_gemm.hardware.device import DeviceInfo
@@ -163,8 +164,7 @@ class FakeReplay:
 
 
 def replays_take_no_time(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(timing, "Replay", FakeReplay)
-    patch.setattr(timing, "once_ms", lambda call: (call(), 1.0)[1])
+    replace_all(patch, timing, Replay=FakeReplay, once_ms=lambda call: (call(), 1.0)[1])
 
 
 def take_gpu_away(patch: pytest.MonkeyPatch) -> None:
@@ -239,9 +239,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, default_policy: None) -> None:
     }
     for name, value in cuda.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(gpu, "GemmPlan", FakePlan)
-    monkeypatch.setattr(gpu, "Worker", lambda _: None)
-    monkeypatch.setattr(gpu, "device_info", lambda _: HOPPER)
+    replace_all(monkeypatch, gpu, GemmPlan=FakePlan, Worker=lambda _: None, device_info=lambda _: HOPPER)
     monkeypatch.setattr(timing, "occupy", lambda clocks: None)
     replays_take_no_time(monkeypatch)
 
@@ -249,12 +247,10 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, default_policy: None) -> None:
 @pytest.fixture
 def tuned_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = table_fakes.own_folder(tmp_path, monkeypatch)
-    monkeypatch.setattr(tuning, "device_info", lambda _: HOPPER)
-    monkeypatch.setattr(tuning, "gpu_of", lambda _: CPU)
+    replace_all(monkeypatch, tuning, device_info=lambda _: HOPPER, gpu_of=lambda _: CPU)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(candidates, "KEEP", 5)
-    monkeypatch.setattr(candidates, "LEAST", 1)
+    replace_all(monkeypatch, candidates, KEEP=5, LEAST=1)
     tuning._chosen.cache_clear()
     return folder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.patches import replace_all
 from triton_gemm.functional import api, fast_path, grouped, ops, scaled
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.problem import GemmProblem
@@ -46,12 +47,9 @@ def take_plans_away(patch: pytest.MonkeyPatch) -> list[FakePlan]:
     """Has products on the CPU planned as on a Hopper GPU; the plans, as they are made."""
     hopper = device_of_capability((9, 0))
     patch.setattr(FakePlan, "made", [], raising=False)
-    patch.setattr(plan, "GemmPlan", FakePlan)
-    patch.setattr(plan, "device_info", lambda _: hopper)
-    patch.setattr(plan, "PLANS", {})
+    replace_all(patch, plan, GemmPlan=FakePlan, device_info=lambda _: hopper, PLANS={})
     for module in (api, grouped, ops, scaled):
         patch.setattr(module, "_fast", fast_path.FastPath())
     patch.setattr(fast_path, "current_device", lambda: 0)
-    patch.setattr(api.rules, "computable", lambda *_, **__: None)
-    patch.setattr(api.rules, "runs", lambda *_: None)
+    replace_all(patch, api.rules, computable=lambda *_, **__: None, runs=lambda *_: None)
     return FakePlan.made

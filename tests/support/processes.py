@@ -22,7 +22,7 @@ def python(
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python` with these arguments and environment variables. given: its stdin."""
     how = {"env": environment(**variables), "cwd": cwd, "input": given, "timeout": timeout}
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, **how)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, **how)
 
 
 def printed(

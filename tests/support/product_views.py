@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ VIEWS: dict[str, View] = {
     "column-major": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
     "sliced": lambda x: torch.nn.functional.pad(x, (3, 5), value=NAN)[..., 3:-5],
     "every-other": lambda x: torch.stack([x, torch.full_like(x, NAN)], -1).flatten(-2)[..., ::2],
+    "aligned": lambda x: torch.nn.functional.pad(x, (8, 16 - x.shape[-1] % 8), value=NAN)[..., 8 : 8 + x.shape[-1]],
     "rows-apart": lambda x: torch.stack([x, torch.full_like(x, NAN)], -2)[..., 0, :] if x.dim() > 1 else x,
     "batch-inside": lambda x: x.transpose(0, -2).contiguous().transpose(0, -2) if x.dim() > 2 else x,
     "batch-last": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
@@ -28,6 +29,8 @@ VIEWS: dict[str, View] = {
 EXPANDED: dict[str, View] = {
     "first-of-batch": lambda x: x[:1].expand_as(x),
     "first-of-rows": lambda x: x[..., :1].expand_as(x),
+    "first-row": lambda x: x[..., :1, :].expand_as(x) if x.dim() > 1 else x,
+    "first-element": lambda x: x[(slice(1),) * x.dim()].expand_as(x),
 }
 
 # Shapes of batches that broadcast.
@@ -41,6 +44,12 @@ BATCHES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(shape, generator=generator).to(dtype)
+
+
+def torchs_linear(
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
+) -> torch.Tensor:
+    return activated(torch.nn.functional.linear(x, w, bias), activation)
 
 
 def assert_product(
@@ -57,7 +66,7 @@ def assert_product(
     them."""
     beta = beta if input is not None else 0.0
     truth, size = (f(a, b, input, alpha, beta) for f in (reference, magnitude))
-    before = accumulation_error(a.shape[-1] + 34, "ieee") * size
+    before = accumulation_error(a.shape[-1] + 34, "fp64" if a.dtype == torch.float64 else "ieee") * size
     assert c.shape == truth.shape and c.dtype == (out_dtype or a.dtype)
     assert ((c.double() - truth).abs() <= rounded(before, truth, c.dtype)).all()
 
@@ -75,6 +84,12 @@ def assert_vmap_is_each(
         torch.testing.assert_close([x[i] for x in found], list(function(*own)))
 
 
+def compiled(call: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+    """In one graph."""
+    torch._dynamo.reset()
+    return torch.compile(call, fullgraph=True, **{"backend": "aot_eager", **how})
+
+
 def traced(call: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
     """The result of the compiled call, and the functions that its one graph calls."""
     graphs: list[torch.fx.GraphModule] = []
@@ -83,9 +98,20 @@ def traced(call: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[
         graphs.append(graph)
         return graph.forward
 
-    torch._dynamo.reset()
-    found = torch.compile(call, fullgraph=True, backend=backend)(*operands)
+    found = compiled(call, backend=backend)(*operands)
     return found, [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+
+
+def assert_gradients_as_near_as_torchs(
+    ours: Callable[..., torch.Tensor], torchs: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]
+) -> None:
+    """Of the sum of squares; they have the dtypes of their operands."""
+    found = []
+    for function, dtype in ((ours, None), (torchs, None), (torchs, torch.float64)):
+        own = [x.detach().to(dtype or x.dtype, copy=True).requires_grad_() for x in operands]
+        function(*own).double().square().sum().backward()
+        found.append([x.grad for x in own])
+    assert_as_near_as_torchs(*found)
 
 
 def assert_as_near_as_torchs(ours: Any, theirs: Any, truth: Any) -> None:
@@ -104,11 +130,12 @@ def multiply_with_torch(
 ) -> None:
     """plan.multiply without a kernel, for what is made of many products and is about none of them."""
     product = request.alpha * (a @ b) if request.alpha else torch.zeros_like(c)
-    if request.beta:
-        product += request.beta * c
+    last = request.beta * c if request.beta else torch.zeros(())
+    if not request.residual:
+        product += last
     *added, before = (*auxiliary, None) if not request.preactivation else auxiliary
     for bias in added:
         product += bias[:, None] if request.bias == "m" else bias
     if before is not None:
         before.copy_(product)
-    c.copy_(activated(product, request.activation))
+    c.copy_(activated(product, request.activation) + (last if request.residual else 0))

@@ -372,7 +372,7 @@ class Prepared:
         """By a plan of `request`, into the window."""
         self.ours, self.arithmetic = True, self._arithmetic
         if self.problem.added == "matrix":
-            self.operands[2].copy_(self.added)  # type: ignore[arg-type]
+            self.operands[2].copy_(self.added)
         plan.run(*self.operands, self.auxiliary, self.request.alpha, self.request.beta)
         self.result = self.operands[2]
         return self.result
@@ -437,7 +437,7 @@ class Prepared:
             self.window.copy_(torch.full((c.itemsize,), OTHER_BYTE, dtype=torch.uint8, device=c.device).view(c.dtype))
             outside = outside + (self.around != OTHER_BYTE).sum()
         worst = share.nan_to_num(torch.inf).max() if share.numel() else share.sum()
-        return torch.stack([(~right).sum().double(), worst, outside.double()])  # type: ignore[union-attr]
+        return torch.stack([(~right).sum().double(), worst, outside.double()])
 
     def _truth(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(the result in fp64, the largest error of an honest one)."""

@@ -49,7 +49,7 @@ def another(problem: GemmProblem, nth: int = 1, bits: bool = True) -> Selection:
 
 
 def store(problem: GemmProblem, nth: int = 1, **how: object) -> bool:
-    return tables.store(problem, another(problem, nth), HOPPER, **{"us": 1.0, "default_us": 2.0, **how})  # type: ignore[arg-type]
+    return tables.store(problem, another(problem, nth), HOPPER, **{"us": 1.0, "default_us": 2.0, **how})
 
 
 def found(problem: GemmProblem, **how: Any) -> Any:

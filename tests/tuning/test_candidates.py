@@ -91,7 +91,6 @@ def test_a_users_cluster_that_is_larger_than_the_gpu_is_left_out(form: tuple[int
     problem = PROBLEMS["large"]
     assert of(problem, bits="any", configs=[own]) == of(problem, bits="any")
     why = kernels.named(kernel).illegal(problem, HOPPER, config, Schedule(1))
-    assert why is not None
     assert offered.refused(problem, HOPPER, [], "any", [own]) == [(str(own), f"warp_specialised: {why}")]
 
 
@@ -126,7 +125,7 @@ def test_users_configurations_join() -> None:
     ways = {way.kernel: way for way in reversed(of(problem, bits="any", configs=[plain])) if way.config.BLOCK_K == 64}
     assert isinstance(ways["warp_specialised"].work, Schedule) and isinstance(ways["portable"].work, int)
     count = -(-problem.M // 64) * -(-problem.N // 64)
-    assert ways["warp_specialised"].work.programs == min(count, HOPPER.num_sms)  # type: ignore[union-attr]
+    assert ways["warp_specialised"].work.programs == min(count, HOPPER.num_sms)
     # A kernel's own, which it does not offer by itself.
     clustered = kernels.warp_specialised.Config(128, 128, 64, 8, 6, CLUSTER_M=2)
     with forms.of_kits():
@@ -204,7 +203,6 @@ def test_without_a_terminal_there_is_a_line_in_the_log(caplog: pytest.LogCapture
 def test_a_terminal_shows_progress(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with shown.shown(None, shown.step_text) as (said, ended):
-        assert said is not None
         said(STEP)
         ended(ShapeReport(PROBLEMS["middle"], 1, "no time"))
     assert "512x1024x2048 bfloat16: no time" in capsys.readouterr().err
@@ -213,6 +211,5 @@ def test_a_terminal_shows_progress(monkeypatch: pytest.MonkeyPatch, capsys: Any)
         assert said is None
     own = SimpleNamespace(told=[])
     with shown.shown(own.told.append, shown.step_text) as (said, _):
-        assert said is not None
         said(STEP)
     assert own.told == [STEP]

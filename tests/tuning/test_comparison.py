@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import torch
 import triton_gemm
 from tests.support import table_fakes
 from tests.support.lab_fakes import FULL, FakeLab, bench_of, small
+from tests.support.patches import noted
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import tuning
 from triton_gemm.functional import routing
@@ -59,7 +61,7 @@ def test_the_ratio_is_known_within_its_noise() -> None:
 def test_its_rounds_are_bounded_by_time() -> None:
     """Of what takes long at least a few are taken, whatever the budget."""
     lab = Lab(noise=0.2)
-    lab.kernels.round_s = lambda ways: 10.0  # type: ignore[method-assign]
+    lab.kernels.round_s = lambda ways: 10.0
     lab.kernels.pause(1.0)
     time = lab.kernels.time
 
@@ -67,7 +69,7 @@ def test_its_rounds_are_bounded_by_time() -> None:
         lab.kernels.clock += 10 * rounds
         return time(ways, rounds)
 
-    lab.kernels.time = slowly  # type: ignore[method-assign]
+    lab.kernels.time = slowly
     found = compared(lab, {SMALL: 2, LARGE: 1}, budget=20.0)
     assert [(one.outcome, one.rounds) for one in found.products] == [("measured", 5), ("no time", 0)]
 
@@ -122,9 +124,9 @@ def test_what_costs_the_gpu_ends_it_with_what_was_found() -> None:
             raise DeviceLostError("the GPU cannot be used any more")
         return prepare(way)
 
-    lab.kernels.prepare = lost  # type: ignore[method-assign]
+    lab.kernels.prepare = lost
     with pytest.raises(DeviceLostError):
-        Comparing(lab, 60.0, seen.append).run({LARGE: 2, SMALL: 1}, False)  # type: ignore[arg-type]
+        Comparing(lab, 60.0, seen.append).run({LARGE: 2, SMALL: 1}, False)
     assert len(seen) == 1 and seen[0].products[0].measured
 
 
@@ -159,12 +161,8 @@ def test_torch_is_timed_beside_the_choice(tmp_path: Path) -> None:
 
 def test_torchs_faults_are_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = bench_of(small(), tmp_path)
-
-    def refuses(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("cuBLAS takes no such strides\nand more")
-
     with monkeypatch.context() as patch, pytest.raises(FailedError, match=r"^torch: RuntimeError: cuBLAS takes no"):
-        patch.setattr(torch, "mm", refuses)
+        patch.setattr(torch, "mm", Mock(side_effect=RuntimeError("cuBLAS takes no such strides\nand more")))
         bench.prepare(TORCH)
     with monkeypatch.context() as patch, pytest.raises(FailedError, match="torch: results are not finite"):
         patch.setattr(torch, "mm", lambda a, b, out: out)
@@ -259,12 +257,10 @@ def test_what_is_routed_does_not_count(
     tuned_on_the_cpu: Path, replays: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's product would be ours under `use`: the innermost rule refuses all meanwhile."""
-    seen: list[Any] = []
     rule = routing.Rule(frozenset(), frozenset(), None, "same bits")
     monkeypatch.setattr(routing, "_rules", [rule])
     monkeypatch.setattr(routing._overrides, "register", lambda: False)
-    mm = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, b, **how: seen.append(routing._rules[-1]) or mm(a, b, **how))
+    seen = noted(monkeypatch, torch, "mm", lambda *_, **how: routing._rules[-1])
     triton_gemm.compare([small()])
     refused = {one.refuses("mm", torch.ones(1), torch.ones(1)) for one in seen if one is not rule}
     assert seen and rule not in seen and refused == {"the predicate says no"} and routing._rules == [rule]
@@ -275,7 +271,7 @@ def test_compare_says_what_it_does_not_take(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(ValueError):
             triton_gemm.compare([(64, 64, 64)], **{name: value})
     with pytest.raises(ValueError, match=r"compare\(\): shapes are"):
-        triton_gemm.compare([(64, 64)])  # type: ignore[list-item]
+        triton_gemm.compare([(64, 64)])
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=r"compare\(\): nothing can be timed while"):
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         triton_gemm.compare([(64, 64, 64)])

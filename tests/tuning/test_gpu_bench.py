@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 import triton_gemm
 from tests.support import table_fakes
 from tests.support.lab_fakes import CPU, FULL, Event, FakePlan, bench_of, others, small
+from tests.support.patches import noted, replace_all
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER
 from tests.tuning.test_of_torch import HAS
@@ -136,14 +138,7 @@ def test_what_hangs_later_is_noted_too(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_it_is_named_on_disk_while_it_runs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = bench_of(small(), tmp_path)
-    seen: list[int] = []
-    run = FakePlan.run
-
-    def looking(self: Any, *arguments: Any) -> None:
-        seen.append(len(list(tmp_path.iterdir())))
-        run(self, *arguments)
-
-    monkeypatch.setattr(FakePlan, "run", looking)
+    seen = noted(monkeypatch, FakePlan, "run", lambda *_: len(list(tmp_path.iterdir())))
     bench.prepare(others(small())[0])
     assert set(seen) == {1} and not list(tmp_path.iterdir())
 
@@ -201,8 +196,7 @@ def test_rounding_is_no_mistake_and_a_lost_tile_is(tmp_path: Path) -> None:
 def test_the_reference_product_is_looked_at_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Gpu(CPU, Journal(None, "1"), "same", "graph")
     monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(nvml, "sm_clock", lambda uuid: 1980)
-    monkeypatch.setattr(nvml, "slowed", lambda uuid: ("too hot",))
+    replace_all(monkeypatch, nvml, sm_clock=lambda uuid: 1980, slowed=lambda uuid: ("too hot",))
     made: list[weakref.ref[torch.Tensor]] = []
     random = operands.operands
 
@@ -269,47 +263,6 @@ def test_memory_bounds_the_sets() -> None:
 # --- Compiling ---
 
 
-def wait(compiler: Compiler, *jobs: object) -> None:
-    while not all(map(compiler.done, jobs)):
-        compiler.pause(0.01)
-
-
-def test_jobs_are_compiled_at_once_and_in_order() -> None:
-    both, order = threading.Barrier(2), []
-
-    def compile(job: object) -> None:
-        order.append(job)
-        both.wait(10)  # ends only where two are compiled at once
-
-    compiler = Compiler(compile, threads=2)
-    compiler.add(range(6))
-    wait(compiler, *range(6))
-    assert sorted(order[:2]) == [0, 1] and sorted(order) == list(range(6))
-    assert all(compiler.failure(job) is None for job in range(6))
-    compiler.close()
-
-
-def test_what_no_thread_has_taken_can_be_cancelled() -> None:
-    taken, go_on, order = threading.Event(), threading.Event(), []
-
-    def compile(job: object) -> None:
-        order.append(job)
-        taken.set()
-        assert go_on.wait(10)
-
-    compiler = Compiler(compile, threads=1)
-    compiler.add([0, 1, 2, 3])
-    assert taken.wait(10)
-    assert compiler.cancel([0, 1, 3, "none"]) == {1, 3}
-    go_on.set()
-    wait(compiler, 2)
-    assert order == [0, 2] and not compiler.done(1)
-    compiler.add([1])
-    wait(compiler, 1)
-    assert order == [0, 2, 1]
-    compiler.close()
-
-
 def test_what_a_finished_race_has_not_timed_is_not_compiled(tmp_path: Path) -> None:
     """One candidate is being compiled and keeps its plan; the others are cancelled, and the next problem's compiled."""
     taken, go_on = threading.Event(), threading.Event()
@@ -328,28 +281,16 @@ def test_what_a_finished_race_has_not_timed_is_not_compiled(tmp_path: Path) -> N
     lab.forget(small())
     assert [key for key in lab.plans if key[0] == small()] == [(small(), ways[0])]
     go_on.set()
-    wait(lab.compiler, (other, select(other, HOPPER)))
+    while not lab.compiler.done((other, select(other, HOPPER))):
+        lab.compiler.pause(0.01)
     assert not any(lab.compiler.done((small(), way)) for way in ways[1:])
     lab.compiler.close()
-
-
-def test_what_compiles_for_too_long_has_failed_and_keeps_no_one() -> None:
-    stop = threading.Event()
-    compiler = Compiler(lambda job: stop.wait(30) and None, threads=2, limit_s=0.05)
-    compiler.add(["hangs", "too", "late"])
-    wait(compiler, "hangs")
-    assert compiler.failure("hangs") == "compiling takes more than 0.05 s"
-    assert not compiler.done("late"), "it has not begun"
-    assert all(thread.daemon for thread in compiler.threads)
-    stop.set()
-    compiler.close()
 
 
 def test_workers_compile_for_the_gpu_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is treated as an older one, whose kernels it has."""
     older, targets = replace(HOPPER, capability=(8, 0)), list[Any]()
-    monkeypatch.setattr(gpu, "device_info", lambda _: older)
-    monkeypatch.setattr(gpu, "Worker", targets.append)
+    replace_all(monkeypatch, gpu, device_info=lambda _: older, Worker=targets.append)
     lab = Gpu(CPU, Journal(tmp_path / "x.tuning.jsonl", "1"), "same", "graph")
     assert targets and all(target == (older, (9, 0)) for target in targets)
     lab.close()
@@ -362,10 +303,10 @@ def test_tune_says_what_it_does_not_take(tmp_path: Path, monkeypatch: pytest.Mon
     options = {"bits": "some", "measure": "cpu", "budget": 0, "repeat": 0, "configs": [object()], "device": "cpu"}
     for name, value in options.items():
         with pytest.raises(ValueError):
-            triton_gemm.tune([(64, 64, 64)], **{name: value})  # type: ignore[arg-type]
+            triton_gemm.tune([(64, 64, 64)], **{name: value})
     for shapes in ([(64, 64)], [(64, 64, 0)], [64]):
         with pytest.raises(ValueError, match="shapes"):
-            triton_gemm.tune(shapes)  # type: ignore[arg-type]
+            triton_gemm.tune(shapes)
     with pytest.raises(ValueError, match="GemmProblems"):
         triton_gemm.tune([(64, 64, 64)], dtype=torch.float8_e4m3fn)
     with pytest.raises(FileNotFoundError):
@@ -384,7 +325,7 @@ def test_shapes_are_problems() -> None:
     assert tuning.problems_of({table_fakes.problem_of(): 9}, BF16, "nn") == {table_fakes.problem_of(): 9}
     for wrong in ({(1, 2, 3): 4}, {table_fakes.problem_of(): "9"}, {table_fakes.problem_of(): 0}):
         with pytest.raises((TypeError, ValueError), match="shapes"):
-            tuning.problems_of(wrong, BF16, "nn")  # type: ignore[arg-type]
+            tuning.problems_of(wrong, BF16, "nn")
     assert next(iter(tuning.problems_of([(8, 8, 8)], torch.int8, "nn"))).out_dtype == torch.int32
 
 
@@ -448,14 +389,7 @@ def test_a_whole_calibration(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyP
 def test_the_policy_tune_tunes_by_itself(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for a problem; what won is served, and the model's choice where nothing did."""
     policies.set_tuner(tuning._choose)
-    asked: list[Any] = []
-    tune = tuning.tune
-
-    def noting(shapes: Any, **how: Any) -> Any:
-        asked.append((shapes, how["bits"], how["budget"]))
-        return tune(shapes, **how)
-
-    monkeypatch.setattr(tuning, "tune", noting)
+    asked = noted(monkeypatch, tuning, "tune", lambda shapes, bits, budget, **_: (shapes, bits, budget))
     with triton_gemm.policy("tune", bits="any"):
         first = policies.choose(small(), HOPPER, may_tune=True)
         assert policies.choose(small(), HOPPER, may_tune=True) == first
@@ -524,16 +458,10 @@ def test_devices_are_found_by_their_uuid(monkeypatch: pytest.MonkeyPatch) -> Non
     infos = [replace(HOPPER, uuid="first"), replace(HOPPER, uuid="second")]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(tuning, "device_info", lambda device: infos[device.index])
-    asked: list[Any] = []
-
-    def tune(shapes: Any, **how: Any) -> Any:
-        asked.append(how["device"])
-        return SimpleNamespace(shapes=[SimpleNamespace(selection=None)])
-
-    monkeypatch.setattr(tuning, "tune", tune)
-    monkeypatch.setattr(tuning, "journal_of", lambda _: Journal(None, "1"))
+    tune = Mock(return_value=SimpleNamespace(shapes=[SimpleNamespace(selection=None)]))
+    replace_all(monkeypatch, tuning, tune=tune, journal_of=lambda _: Journal(None, "1"))
     tuning._chosen.cache_clear()
     second: DeviceInfo = infos[1]
     assert tuning._choose(small(), second) == policies.by_model(small(), second)
-    assert asked == [1] and tables.lookup(small(), second) is None
+    assert [call.kwargs["device"] for call in tune.mock_calls] == [1] and tables.lookup(small(), second) is None
     tuning._chosen.cache_clear()

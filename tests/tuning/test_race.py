@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.lab_fakes import REPLAY_S, Kernels
+from tests.support.patches import noted
 from triton_gemm.tuning import race
 from triton_gemm.tuning.race import FailedError, Race
 
@@ -162,9 +163,8 @@ def test_a_mistake_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_enters_is_timed_against_the_incumbent_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """And who is far too slow is not."""
-    kernels, heats = Kernels([1.0, 1.1, 9.0, 0.9, 1.05, 1.2, 0.95].__getitem__), []
-    timed = kernels.time
-    monkeypatch.setattr(kernels, "time", lambda ways, rounds: heats.append((list(ways), rounds)) or timed(ways, rounds))
+    kernels = Kernels([1.0, 1.1, 9.0, 0.9, 1.05, 1.2, 0.95].__getitem__)
+    heats = noted(monkeypatch, kernels, "time", lambda ways, rounds: (list(ways), rounds))
     field = race._Field(range(7), kernels, None, None)
     field.enter(0)
     field.heats(BUDGET_S)
@@ -179,8 +179,7 @@ def test_rounds_double_as_the_field_halves(monkeypatch: pytest.MonkeyPatch) -> N
     field = race._Field(range(40), kernels, None, None)
     field.enter(0)
     field.heats(1000.0)
-    halves, timed = [], kernels.time
-    monkeypatch.setattr(kernels, "time", lambda ways, rounds: halves.append((len(ways), rounds)) or timed(ways, rounds))
+    halves = noted(monkeypatch, kernels, "time", lambda ways, rounds: (len(ways), rounds))
     field.halve(1000.0)
     assert len(halves) >= 3 and halves[0][1] == 2 * race.HEAT
     for (before, some), (after, more) in pairwise(halves):

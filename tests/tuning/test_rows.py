@@ -53,11 +53,11 @@ def test_weights_are_tuned_whatever_rows_their_products_have() -> None:
 @pytest.mark.parametrize("bits", ["same", "any"])
 def test_few_candidates_are_timed_for_a_range(bits: str) -> None:
     problem = replace(WEIGHT, M=512)
-    ranked = candidates(problem, HOPPER, select(problem, HOPPER), bits)  # type: ignore[arg-type]
+    ranked = candidates(problem, HOPPER, select(problem, HOPPER), bits)
     known = {x.config for x in ranked[: rows.FEW]}
     choices = (select(replace(WEIGHT, M=M), HOPPER).algorithm for M in range(1024, 0, -64))
     winner = next(x for x in choices if x.config not in known)
-    found = rows.candidates_of_rows(problem, HOPPER, bits, 385, [winner], ranked)  # type: ignore[arg-type]
+    found = rows.candidates_of_rows(problem, HOPPER, bits, 385, [winner], ranked)
     assert found[0] == ranked[0] and set(ranked[: rows.FEW]) <= set(found) and len(found) <= rows.FEW + 3
     assert len({x.algorithm for x in found}) == len(found)
     assert all(illegal(problem, HOPPER, x.algorithm) is None for x in found)

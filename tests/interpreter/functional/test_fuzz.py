@@ -15,6 +15,7 @@ from triton.runtime import interpreter
 from tests import fuzz
 from tests.fuzz import Calls, Step, as_test
 from tests.support import random_products
+from tests.support.patches import replace_all
 from tests.support.random_products import OPERATIONS, SMALL, Problem, draw_problem
 from triton_gemm.functional import ops
 from triton_gemm.problem import Layout
@@ -213,7 +214,7 @@ def found(monkeypatch: pytest.MonkeyPatch, run: Run) -> str | None:
         try:
             fuzz.fuzz(number, 40, 20)
         except AssertionError as error:
-            return error.found  # type: ignore[attr-defined]
+            return error.found
     return None
 
 
@@ -257,8 +258,7 @@ def of_its_plan(run: Run) -> Run:
 @pytest.mark.parametrize("bug", KEYS)
 def test_a_planted_bug_of_a_cache_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes several calls in an order; of few kinds of products, for it is rare."""
-    monkeypatch.setattr(random_products, "OPERATIONS", ("mm",))
-    monkeypatch.setattr(random_products, "FLOATS", ("float32",))
+    replace_all(monkeypatch, random_products, OPERATIONS=("mm",), FLOATS=("float32",))
     monkeypatch.setattr(plan, "key_of", KEYS[bug])
     monkeypatch.setattr(ops.plan, "key_of", KEYS[bug])
     test = found(monkeypatch, of_its_plan(after(as_tf32)))
@@ -278,8 +278,7 @@ def test_the_command_prints_a_failure_as_a_test(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(InterpretedPlan, "run", RUNS["k-tail-lost"])
-    monkeypatch.setattr(Calls, "journal", None)
-    monkeypatch.setattr(Calls, "deadline", Calls.deadline)
+    replace_all(monkeypatch, Calls, journal=None, deadline=Calls.deadline)
     assert fuzz.work(0, 1.0, tmp_path / "journal") == 1
     said = capsys.readouterr()
     assert "def test_found_by_fuzzing() -> None:" in said.err and "        calls.multiply(problem=Problem(" in said.err

@@ -15,7 +15,8 @@ from tests.support import planted_bugs
 from tests.support.epilogue_truth import activated
 from tests.support.group_truth import assert_gated, gated
 from tests.support.kernel_mutants import kernels_with
-from tests.support.product_views import assert_as_near_as_torchs, assert_vmap_is_each, draw, traced
+from tests.support.patches import noted
+from tests.support.product_views import assert_gradients_as_near_as_torchs, assert_vmap_is_each, draw, traced
 from triton_gemm.problem import GATES, GemmProblem
 from triton_gemm.runtime.plan import InterpretedPlan
 
@@ -35,11 +36,7 @@ def experts(dtype: torch.dtype, M: int = 40, N: int = 24, K: int = 32, groups: i
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each launch of a product whether it has a gate."""
-    run, seen = InterpretedPlan.run, []
-    monkeypatch.setattr(
-        InterpretedPlan, "run", lambda self, *given: (seen.append(self.problem.gate), run(self, *given))[1]
-    )
-    return seen
+    return noted(monkeypatch, InterpretedPlan, "run", lambda self, *_: self.problem.gate)
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -150,17 +147,12 @@ def test_derivatives(name: str) -> None:
 
 @pytest.mark.parametrize("out_dtype", [None, FLOAT], ids=str)
 def test_gradients_of_16_bits_are_as_torchs(out_dtype: torch.dtype | None) -> None:
-    operands = experts(BF16)
     how = {"out_dtype": out_dtype, "activation": "swiglu"}
-    ours = lambda x, up, gate: triton_gemm.grouped_matmul(x, up, OFFS, gate=gate, **how)  # noqa: E731
-    found = []
-    for function, dtype in ((ours, BF16), (None, BF16), (None, DOUBLE)):
-        own = [x.to(dtype, copy=True).requires_grad_() for x in operands]
-        c = function(*own) if function else gated(*own, OFFS, "silu")[0]
-        c.to(DOUBLE).pow(2).sum().backward()
-        found.append([x.grad for x in own])
-    assert {x.dtype for x in found[0]} == {BF16}
-    assert_as_near_as_torchs(*found)
+    assert_gradients_as_near_as_torchs(
+        lambda x, up, gate: triton_gemm.grouped_matmul(x, up, OFFS, gate=gate, **how),
+        lambda x, up, gate: gated(x, up, gate, OFFS, "silu")[0],
+        experts(BF16),
+    )
 
 
 @pytest.mark.parametrize("wanted", range(3))

@@ -63,7 +63,7 @@ def test_nothing_is_kept_for_a_residual_alone(activation: str) -> None:
         found = layer.call(operands)
     assert not kept
     found.backward(torch.ones_like(found))
-    assert torch.equal(operands["residual"].grad, torch.full((1, 24), 20.0).bfloat16())  # type: ignore[arg-type]  # it has one
+    assert torch.equal(operands["residual"].grad, torch.full((1, 24), 20.0).bfloat16())
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu", "swiglu"])

@@ -45,7 +45,7 @@ def test_the_list_of_tiles_has_each_once(ends: list[int], band: int) -> None:
     """Those of a group one after another, and after all groups the rows that belong to none."""
     M, N, side = 80, 24, 16
     problem = SimpleNamespace(M=M, N=N, batch=len(ends))
-    launch = groups.launch(problem, SimpleNamespace(BLOCK_M=side, BLOCK_N=side), band)  # type: ignore[arg-type]
+    launch = groups.launch(problem, SimpleNamespace(BLOCK_M=side, BLOCK_N=side), band)
     (temporary,) = launch.temporaries
     tiles = torch.full(temporary.shape, -1, dtype=temporary.dtype)
     arguments = materialise(launch, {"ends": int32(ends), "tiles": tiles}, {})

@@ -141,7 +141,7 @@ def test_where_it_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     def offered(cpp_wrapper: bool = False, **settings: bool) -> list[Any]:
         graph: Any = SimpleNamespace(cpp_wrapper=cpp_wrapper)
         with config.patch({"max_autotune": False, "max_autotune_gemm": False, **settings}), V.set_graph_handler(graph):
-            found = InductorChoices().get_template_configs(None, [], "mm")  # type: ignore[arg-type]
+            found = InductorChoices().get_template_configs(None, [], "mm")
         assert found[: len(callers)] == callers
         return found[len(callers) :]
 
@@ -181,7 +181,7 @@ def test_to_register_twice_is_once_and_is_undone_at_once() -> None:
         for _ in range(2):
             inductor.register()
             assert torch.compiler.config.cache_key_tag == f"mine{inductor.TAG}"
-            assert InductorChoices.get_template_configs.__wrapped__ is before  # type: ignore[attr-defined]
+            assert InductorChoices.get_template_configs.__wrapped__ is before
         for _ in range(2):
             inductor.unregister()
             assert torch.compiler.config.cache_key_tag == "mine"

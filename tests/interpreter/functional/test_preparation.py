@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm import layers
 from triton_gemm.functional import routing
@@ -24,8 +25,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[GemmProblem, bool]]:
         found.append((problem, policies.current_policy().batch_invariant if invariant is None else invariant))
         return plan.InterpretedPlan(problem, plan.selection_for(problem, HOPPER))
 
-    monkeypatch.setattr(plan, "_new_plan", new_plan)
-    monkeypatch.setattr(plan, "PLANS", {})
+    replace_all(monkeypatch, plan, _new_plan=new_plan, PLANS={})
     monkeypatch.setattr(plan.InterpretedPlan, "run", lambda *_: None)
     return found
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,19 +10,12 @@ import torch
 import torch.nn.functional as F
 
 import triton_gemm
-from tests.support import table_fakes
 from tests.support.processes import printed
-from tests.support.product_checks import fp32_precision
 from tests.support.threads import at_once
-from tests.support.tiers import one
-from triton_gemm import tables
 from triton_gemm.compat import withdraw
 from triton_gemm.functional import routing
-from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.problem import GemmProblem, Request
-from triton_gemm.runtime import background, plan, policies
-from triton_gemm.selection.select import select
+from triton_gemm.runtime import background, plan
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -52,6 +41,11 @@ def forget_calls() -> None:
 
 def ours() -> dict[str, int]:
     return {name: count for (name, where), count in triton_gemm.report_routing().items() if where == routing.OURS}
+
+
+def went() -> str:
+    ((_, where),) = triton_gemm.report_routing(reset=True)
+    return where
 
 
 CALLS = {
@@ -112,28 +106,6 @@ def test_what_stays_torchs_says_why(name: str) -> None:
     assert where.startswith("torch: ") and why in where
 
 
-def test_what_records_show_slower_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not where it is named, a predicate decides, rows must not matter, or a table has the product."""
-    monkeypatch.setattr(routing, "device_info", lambda _: named_device("h200"))
-    monkeypatch.setattr(routing, "SMALL", 9)
-    a, large = draw(2, 8, 8), draw(2, 9, 8)
-
-    def went(x: torch.Tensor = a, **rule: Any) -> str:
-        with triton_gemm.use(**rule):
-            torch.bmm(x, a)
-        ((_, where),) = triton_gemm.report_routing(reset=True)
-        return where
-
-    assert went() == went(exclude="mm") == "torch: a batch of small float32 takes 1.2 times as long here, untuned"
-    assert went(large) == went(only=torch.float32) == went(predicate=lambda op, a, b: True) == "triton_gemm"
-    with triton_gemm.batch_invariant():
-        assert went() == "triton_gemm"
-    tuned = SimpleNamespace(source="user's table")
-    monkeypatch.setattr(routing.plan, "selection_of", lambda *_: tuned)
-    forget_calls()
-    assert went() == "triton_gemm"
-
-
 def test_equal_rules_share_the_calls_that_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training loop that enters `use()` at each step chooses, and asks what torch is faster at, once."""
     asked: list[Any] = []
@@ -150,171 +122,10 @@ def test_equal_rules_share_the_calls_that_were_made(monkeypatch: pytest.MonkeyPa
     assert paths[0] is not paths[1] is paths[3] is not paths[2] and not paths[4].calls
 
 
-def test_small_batches_of_fp32_stay_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In IEEE arithmetic alone, and no single matrix."""
-    monkeypatch.setattr(routing, "device_info", lambda _: named_device("h200"))
-    monkeypatch.setattr(routing, "SMALL", 8)
-
-    def went(*shape: int, precision: str = "ieee") -> str:
-        x = draw(*shape)
-        with fp32_precision(precision), triton_gemm.use():
-            x @ x.mT
-        ((_, where),) = triton_gemm.report_routing(reset=True)
-        return where
-
-    assert went(2, 7, 7) == went(2, 3, 7) == "torch: a batch of small float32 takes 1.2 times as long here, untuned"
-    assert went(2, 8, 7) == went(2, 7, 8) == went(7, 7) == "triton_gemm"
-    assert went(2, 7, 7, precision="tf32") == "triton_gemm"
-
-
-@pytest.fixture
-def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Stores that torch is faster at a product of these operands, in a table of this test."""
-
-    def store(*operands: torch.Tensor, faster: bool = True, **request: Any) -> None:
-        *_, a, b = operands
-        c = torch.empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype)
-        problem = Request(**request).problem(a, b, c)
-        how = {"us": 2.0, "default_us": 2.0, "torch_us": 1.0 if faster else None}
-        assert tables.store(problem, select(problem, INTERPRETER), INTERPRETER, bits="any", **how)  # type: ignore[arg-type]
-
-    with table_fakes.default_policy():
-        table_fakes.own_folder(tmp_path, monkeypatch)
-        yield store
-    tables.reload()
-
-
-def went() -> str:
-    ((_, where),) = triton_gemm.report_routing(reset=True)
-    return where
-
-
-BY_TABLE = "torch: faster by table"
-
-
-@pytest.mark.parametrize("process", [False, True])
-def test_torch_computes_what_it_is_faster_at_by_a_table(
-    process: bool, stored: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where tables of any bits are asked, and until the table changes; what a rule names by its dtype is ours."""
-    a, b, other = draw(8, 16), draw(16, 8), draw(4, 16)
-    stored(a, b)
-    expected = torch.mm(a, b)
-
-    def of(x: torch.Tensor, **rule: Any) -> str:
-        with triton_gemm.use(**rule):
-            torch.mm(x, b)
-        return went()
-
-    assert of(a) == routing.OURS, 'bits="same"'
-    if process:
-        triton_gemm.set_policy("cached", bits="any")
-    with contextlib.nullcontext() if process else triton_gemm.policy("cached", bits="any"):
-        with monkeypatch.context() as patch:
-            patch.setattr(routing.matrices, "compute", None)
-            with triton_gemm.use():
-                assert torch.equal(torch.mm(a, b), expected) and went() == BY_TABLE
-                patch.setattr(routing, "_stays", None)
-                patch.setattr(routing.matrices, "problem_of", None)
-                assert torch.equal(torch.mm(a, b), expected) and went() == BY_TABLE, "nothing is asked again"
-        assert of(other) == of(a, only=torch.float32) == of(a, predicate=lambda op, a, b: True) == routing.OURS
-        assert of(a, only="mm") == BY_TABLE
-        with triton_gemm.policy("model", bits="any"):
-            assert of(a) == routing.OURS
-        with triton_gemm.use():
-            for faster in (True, False, True):
-                stored(a, b, faster=faster)
-                for _ in range(2):
-                    torch.mm(a, b)
-                    assert went() == (BY_TABLE if faster else routing.OURS)
-
-
-def test_a_table_is_asked_once_about_what_is_ours(stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under any rule, and where each call takes the slow path."""
-    a, b, c = draw(8, 16), draw(16, 8), draw(8, 8)
-    asked: list[GemmProblem] = []
-    monkeypatch.setattr(policies, "torch_is_faster", lambda problem, device: bool(asked.append(problem)))
-    with triton_gemm.policy("cached", bits="any"):
-        for _ in range(2):
-            with triton_gemm.use():
-                for _ in range(2):
-                    torch.addmm(c, a, b, beta=0.5)
-    assert went() == routing.OURS and [problem.has_beta for problem in asked] == [True]
-
-
-@pytest.mark.parametrize(
-    ("call", "request_"),
-    [
-        (lambda a, b: torch.addmm(torch.ones(8), a, b), {"bias": "n"}),
-        (lambda a, b: torch.addmm(torch.ones(8), a, b, beta=2, alpha=3), {"bias": "n"}),
-        (lambda a, b: torch.addmm(torch.ones(8, 1), a, b), {"bias": "m"}),
-        (lambda a, b: torch.addmm(torch.ones(8, 8), a, b), {"beta": 1.0}),
-        (lambda a, b: torch.mm(a, b, out=torch.empty(8, 8)), {}),
-        (lambda a, b: a.mT.mT @ b, {}),
-    ],
-    ids=["bias", "factors", "column", "matrix", "out", "matmul"],
-)
-def test_a_table_is_asked_about_the_product_that_is_launched(call: Any, request_: dict[str, Any], stored: Any) -> None:
-    a, b = draw(8, 16), draw(16, 8)
-    expected = call(a, b)
-    with triton_gemm.policy("cached", bits="any"), triton_gemm.use():
-        call(a, b)
-        assert went() == routing.OURS
-        stored(a, b, **request_)
-        for _ in range(2):
-            assert torch.equal(call(a, b), expected) and went() == BY_TABLE
-
-
-def test_batches_are_asked_about_too(stored: Any) -> None:
-    a, b = draw(3, 8, 16), draw(3, 16, 8)
-    stored(a, b)
-    with triton_gemm.policy("cached", bits="any"), triton_gemm.use():
-        torch.bmm(a, b)
-        assert went() == BY_TABLE
-        torch.baddbmm(draw(3, 8, 8), a, b)
-        assert went() == routing.OURS
-        torch.mm(torch.empty(0, 16), b[0]), torch.mm(a[0], draw(16, 0))
-        assert went() == routing.OURS
-
-
-def test_torch_is_never_faster_under_batch_invariance_nor_as_another_version(
-    stored: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table's entry is counted as ignored, with the reason."""
-    a, b = draw(8, 16), draw(16, 8)
-    stored(a, b)
-    with triton_gemm.policy("cached", bits="any"), triton_gemm.use():
-        with triton_gemm.batch_invariant():
-            torch.mm(a, b)
-            assert went() == routing.OURS
-        assert "user's table: torch is faster, and its bits depend on the number of rows" in tables.ignored()
-        torch.mm(a, b)
-        assert went() == BY_TABLE
-        before = tables.torchs_versions()
-        monkeypatch.setattr(tables, "torchs_versions", lambda: "torch 9.9")
-        tables.reload()
-        torch.mm(a, b)
-        assert went() == routing.OURS
-        assert f"user's table: {before} is faster, and this is torch 9.9" in tables.ignored()
-
-
-def test_a_gpu_that_nobody_timed_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "INTERPRETED", False)
-    for name, count in (("h100", 0), ("a100", 1)):
-        monkeypatch.setattr(routing, "device_info", lambda _, name=name: named_device(name))
-        routing._warn_of_a_guess.cache_clear()
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            for _ in range(2):
-                routing._warn_of_a_guess(torch.device("cuda", 0))
-        assert len(seen) == count and all("was not timed on" in str(one.message) for one in seen)
-    routing._warn_of_a_guess.cache_clear()
-
-
 def test_a_predicates_mistake_is_reported_as_that() -> None:
     """Python takes a TypeError of `@` for a sign that tensors have none."""
     with pytest.raises(TypeError, match=r"enable\(\): argument 'predicate' is called with \(op, a, b\): too many"):
-        triton_gemm.enable(predicate=lambda a, b: True)  # type: ignore[arg-type,misc]
+        triton_gemm.enable(predicate=lambda a, b: True)
     a = draw(3, 3)
     with (
         triton_gemm.use(predicate=lambda op, a, b: a + None),
@@ -350,9 +161,6 @@ def test_rules() -> None:
         triton_gemm.enable(only=("conv2d",))
     with pytest.raises(RuntimeError, match="nothing is routed"):
         triton_gemm.disable()
-
-
-BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 
 
 @pytest.mark.parametrize(
@@ -435,68 +243,6 @@ def test_other_names_are_refused_before_anything_is_routed(wrong: object) -> Non
             pass
 
 
-@pytest.mark.few(shows=one)
-@BACKENDS
-def test_compiled_graphs_call_what_is_routed(backend: str) -> None:
-    """When they run: the same graph is torch's again outside, and need not be compiled for it."""
-    torch._dynamo.reset()
-    layer = torch.nn.Linear(7, 4)
-    compiled = torch.compile(lambda x: layer(x).relu().square().sum(), fullgraph=True, backend=backend)
-    compiled(draw(6, 7)).backward()
-    assert ours() == {}
-    with torch.compiler.set_stance("fail_on_recompile"):
-        with triton_gemm.use():
-            compiled(draw(6, 7)).backward()
-        assert ours() == {"addmm": 1, "mm": 1}
-        compiled(draw(6, 7)).backward()
-    assert ours() == {"addmm": 1, "mm": 1}
-
-
-@BACKENDS
-def test_it_may_begin_and_end_within_a_compiled_function(backend: str) -> None:
-    """Which breaks its graph there; Dynamo must not follow torch's product into the kernel that took its place."""
-    torch._dynamo.reset()
-
-    @torch.compile(backend=backend)
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with triton_gemm.use():
-            z = torch.mm(x, y)
-        return torch.mm(2 * z, y)
-
-    x, y = draw(6, 7), draw(7, 7)
-    torch.testing.assert_close(function(x, y), 2 * (x @ y) @ y)
-    assert ours() == {"mm": 1}
-
-
-def test_it_cannot_begin_within_one_graph() -> None:
-    torch._dynamo.reset()
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def function(x: torch.Tensor) -> torch.Tensor:
-        with triton_gemm.use():
-            return x @ x
-
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="put it around the compiled function's call"):
-        function(draw(3, 3))
-
-
-@BACKENDS
-def test_a_graph_may_break_within_it(backend: str) -> None:
-    torch._dynamo.reset()
-
-    @torch.compile(backend=backend)
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        z = torch.mm(x, y)
-        torch._dynamo.graph_break()
-        return torch.addmm(y[0], z, y)
-
-    x, y = draw(6, 7), draw(7, 7)
-    with triton_gemm.use():
-        found = function(x, y)
-    torch.testing.assert_close(found, y[0] + x @ y @ y)
-    assert ours() == {"mm": 1, "addmm": 1}
-
-
 WITHOUT_CUDA = """
 import os, warnings, torch, triton_gemm
 from triton_gemm.functional import routing
@@ -563,32 +309,6 @@ def test_beside_an_override_of_torchs_own() -> None:
         assert seen == [2, 1, 2, 3] and ours() == {"bmm": 2}
     finally:
         withdraw(library)
-
-
-def test_an_exported_program_asks_at_each_call() -> None:
-    layer, x = torch.nn.Linear(7, 4), draw(6, 7)
-    with torch.no_grad():
-        program = torch.export.export(layer, (x,)).module()
-        program(x)
-        assert ours() == {}
-        with triton_gemm.use():
-            torch.testing.assert_close(program(x), layer(x))
-        assert ours() == {"addmm": 2}
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_aot_inductor_calls_past_the_dispatcher(tmp_path: Path) -> None:
-    layer, x = torch.nn.Linear(16, 8), draw(4, 16)
-    with torch.no_grad(), triton_gemm.use():
-        package = torch._inductor.aoti_compile_and_package(
-            torch.export.export(layer, (x,)), package_path=str(tmp_path / "layer.pt2")
-        )
-        loaded = torch._inductor.aoti_load_package(package)
-        triton_gemm.report_routing(reset=True)
-        found = loaded(x)
-        assert triton_gemm.report_routing() == {}
-        torch.testing.assert_close(found, layer(x))
 
 
 # --- First calls ---

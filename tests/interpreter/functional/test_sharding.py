@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import triton_gemm
+from tests.support.patches import noted
 from tests.support.sharded_processes import launch
 from triton_gemm.functional import ops, sharding
 from triton_gemm.runtime import plan
@@ -124,14 +124,7 @@ def test_an_activation_is_not_applied_to_partial_sums(mesh: DeviceMesh) -> None:
 
 def test_batch_invariance_goes_to_every_shard(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an argument in the backward, too, and in a block."""
-    asked: list[bool | None] = []
-    choose = plan.selection_for
-
-    def note(*given: Any, invariant: bool | None, **how: Any) -> Any:
-        asked.append(invariant)
-        return choose(*given, invariant=invariant, **how)
-
-    monkeypatch.setattr(plan, "selection_for", note)
+    asked = noted(monkeypatch, plan, "selection_for", lambda *_, invariant, **how: invariant)
     monkeypatch.setattr(plan, "PLANS", {})
     a, b = laid(mesh, (4, 6), S0).requires_grad_(), laid(mesh, (6, 14), R)
     triton_gemm.matmul(a, b, batch_invariant=True).sum().backward()

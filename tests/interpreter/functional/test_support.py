@@ -164,7 +164,6 @@ def try_it(operation: Operation, aspect: str) -> None:
                 c = ours(*operands)
             assert c.dtype == torch.bfloat16
         elif aspect == "through `use()`":
-            assert operation.torchs is not None
             triton_gemm.report_routing(reset=True)
             with triton_gemm.use():
                 assert_right(operation, operation.torchs(*operands), operands)

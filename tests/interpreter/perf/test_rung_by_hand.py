@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -175,9 +176,6 @@ def test_an_end_in_the_middle_is_said(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def end(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(timer, "measure", end)
+    monkeypatch.setattr(timer, "measure", Mock(side_effect=error))
     assert command.main(["k06", "--size", "64"]) == status
     assert capsys.readouterr().err.splitlines()[-1].startswith(sentence)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.support.patches import noted
 from tests.support.product_views import draw
 from triton_gemm.functional import api, fast_path
 from triton_gemm.hardware.device import INTERPRETER
-from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import plan
 
 HALF, FLOAT, E4M3 = torch.float16, torch.float32, torch.float8_e4m3fn
@@ -118,9 +118,7 @@ SAME: dict[str, tuple[Call, ...]] = {
 @pytest.mark.parametrize("name", SAME)
 def test_what_is_explained_is_what_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same problem is chosen for, on the same device."""
-    asked: list[tuple[GemmProblem, object]] = []
-    choose = plan.selection_for
-    monkeypatch.setattr(plan, "selection_for", lambda *given, **how: (asked.append(given), choose(*given))[1])
+    asked = noted(monkeypatch, plan, "selection_for")
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     call, *questions = SAME[name]

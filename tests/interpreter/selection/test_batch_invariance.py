@@ -81,9 +81,9 @@ def test_layers_and_their_backwards() -> None:
         found = []
         for part, grad in zip(x.split(list(sizes)), upstream.split(list(sizes)), strict=True):
             part = part.clone().requires_grad_()
-            y = layer(part, weight, bias)  # type: ignore[operator]
+            y = layer(part, weight, bias)
             y.backward(grad)
-            found.append(torch.cat([y.detach(), part.grad], 1))  # type: ignore[list-item]
+            found.append(torch.cat([y.detach(), part.grad], 1))
         return [bits(torch.cat(found))]
 
     with triton_gemm.batch_invariant():
