@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from tests.kernels.test_compile_portable import compile_launch
-from tests.support import planted_bugs
-from tests.support.gluon_on_cpu import simulated
 from tests.support.group_truth import assert_right
 from tests.support.kernel_cases import ids
 from tests.support.simulated_plans import Simulation
@@ -94,27 +92,6 @@ def test_other_dtypes_and_c_column_major(kernel: SimpleNamespace, how: dict[str,
 @pytest.mark.parametrize("name", ENDS)
 def test_ends_anywhere(kernel: SimpleNamespace, name: str) -> None:
     check(kernel, SMALL, ENDS[name], 256)
-
-
-FROM_THE_FIRST_ROW = ("gl.minimum(k - begin, 0)", "gl.minimum(k - begin, 1) * 0")
-BUGS = {
-    "begins-before-the-group": (FROM_THE_FIRST_ROW, ("gl.maximum(k, begin)", "gl.maximum(k, 0)")),
-    "reads-the-next-group": (FROM_THE_FIRST_ROW,),
-    "leaves-out-a-short-k-tile": (("begin + config.BLOCK_K - 1) //", "begin) //"),),
-    "one-group-s-rows-for-all": (("range_of(work.ends_ptr, group,", "range_of(work.ends_ptr, group * 0,"),),
-    "counts-no-bytes-of-b": (("b_desc.block_type.nbytes + tail_bytes", "tail_bytes"),),
-    "waits-for-no-slot": (
-        ("mbarrier.wait(ring.empty.index(slot), phase)\n            mbarrier.expect", "mbarrier.expect"),
-    ),
-    "ends-under-stores": (("    tma.store_wait(0)\n\n\n@gluon.jit(do", "\n\n@gluon.jit(do"),),
-}
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_caught(bug: str) -> None:
-    module = simulated("warp_specialised", BUGS.get(bug, ()))
-    with planted_bugs.caught(bug):
-        of_sizes(module, SMALL)
 
 
 def problem(out_dtype: torch.dtype = BF16, dtype: torch.dtype = BF16, turned: bool = False) -> GemmProblem:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tests.kernels import test_fma as of_fma
 from tests.kernels import test_skinny as of_skinny
-from tests.support import planted_bugs
 from tests.support.gluon_on_cpu import run, simulated
 from tests.support.group_truth import listed_tiles
 from tests.support.kernel_cases import Case, Operands, blocks, ids, reduced
@@ -154,55 +153,3 @@ def test_skinny(name: str, swapped: bool) -> None:
     case = replace(case, orders="nt" + case.orders[2], size=(*case.size[1::-1], case.size[2]) if swapped else case.size)
     kernel = simulated("skinny")
     check(case, lambda problem: of_skinny.Simulation(problem, config, swapped, kernel))
-
-
-# --- Planted bugs ---
-
-BUGS = {
-    "of other matrices of a batch": ("ptr += batch.to(gl.int64) *", "ptr += 0 * batch.to(gl.int64) *"),
-    "rows past the end": ("mask = (rows < rows_end - m) &", "mask = (rows < output.M + 1 - m) &"),
-    "columns past the end": ("(columns < whole(output.N - n, VECTOR))", "(columns < x.shape[1])"),
-    "after the activation": (
-        "    if beside is not None:\n",
-        "    sums = after_activation(sums, output.beta, c, config.HAS_BETA, config.ACTIVATION)\n"
-        "    if beside is not None:\n",
-    ),
-    "through the buffer that C leaves by": ("(number + (config.STORES - 1)) %", "number %"),
-    "stores that are not counted": ("number = config.STORES * count", "number = count"),
-    "into a buffer in use": ("    tma.store_wait(BUFFERS - 1)  # all", "    tma.store_wait(BUFFERS)  # all"),
-    "narrow tiles through one buffer": ("staging.rest, STORES * p + 1, batch", "staging.rest, STORES * p, batch"),
-    "narrow tiles in buffers for others": ("output, staging.rest, STORES", "output, staging.buffers, STORES"),
-}
-BUGS_OF_GATES = {
-    "the products are taken for one another": (
-        "                sums, output.ungated",
-        "                of_gate, output.ungated",
-    ),
-    "both through one buffer": ("staging.buffers, number + 1, batch", "staging.buffers, number, batch"),
-    "rows of other groups": (
-        "pointers_like_c(beside, x, output, batch, m, n, rows_end)",
-        "pointers_like_c(beside, x, output, batch, m, n, output.M)",
-    ),
-    "without its bias": (
-        'of_gate = biased(of_gate, gate_bias, config.BIAS != "")',
-        "of_gate = biased(of_gate, gate_bias, False)",
-    ),
-}
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_found(bug: str) -> None:
-    broken = simulated("warp_specialised", [BUGS[bug]] if bug in BUGS else [])
-    with planted_bugs.caught(bug):
-        for name in ("batch", "residual-batch"):  # by TMA and by pointers, less than a tile
-            check(storing(name, (40, 24, 200)), plan_of(broken, tile(64, 32), Schedule(3)))
-        check(storing("bias-n", (72, 88, 200)), plan_of(broken, NARROW, Schedule(1)))
-
-
-@planted_bugs.with_each(BUGS_OF_GATES)
-def test_planted_bugs_of_gates_are_found(bug: str) -> None:
-    broken = simulated("warp_specialised", [BUGS_OF_GATES[bug]] if bug in BUGS_OF_GATES else [])
-    config = next(c for c in GATED if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
-    with planted_bugs.caught(bug):
-        check_gated((70, 136, 200), "swiglu", plan_of(broken, config, Schedule(2)), biased=True)
-        check_groups(broken)

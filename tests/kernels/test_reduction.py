@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from tests.kernels.test_compile_portable import compile_launch
-from tests.support import planted_bugs
-from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, circumstance, ids, of_bytes, reduced
 from tests.support.simulated_plans import CPU, Simulation, check
 from tests.support.table_fakes import HOPPER
@@ -124,35 +122,6 @@ def test_what_it_cannot_add_is_said() -> None:
     assert "does not cut all" in why(Schedule(2 * tiles, tiles - 1, 2, reduction=True))
     assert "does not cut all" in why(Schedule(tiles, tiles, 1, reduction=True))
     assert "no integers" in why(whole, dtype=torch.int8, out_dtype=torch.int32, precision="int8")
-
-
-BUGS: dict[str, tuple[tuple[str, str], ...]] = {
-    "a-part-is-left-out": (("range(1, parts, AT_ONCE)", "range(2, parts, AT_ONCE)"),),
-    "a-part-too-many": (("mask & (first + i < parts)", "mask & (first + i <= parts)"),),
-    "the-last-parts-are-left-out": (("mask & (first + i < parts)", "mask & (first + i < parts - 1)"),),
-    "parts-at-the-same-place": (("item.part * (work.split_tiles // work.per_batch)", "item.part * 0"),),
-    "parts-of-batches-overlap": (("item.part * (work.split_tiles // work.per_batch)", "item.part"),),
-    "batches-are-ignored": (("sums_ptr += batch *", "sums_ptr += 0 * batch *"),),
-    "the-first-launch-has-alpha": (('"alpha": 1.0, "beta"', '"beta"'),),
-    "the-second-launch-has-no-alpha": (('"alpha": Scalar("alpha")', '"alpha": 1.0'),),
-    "the-second-launch-has-the-first-s-rows": (
-        ("offs_m = (pid % (num_m * num_n) // num_n)", "offs_m = (pid % (num_m * num_n) // num_m)"),
-    ),
-    "rows-overlap": (("c = Layout((M * pitch, pitch, 1))", "c = Layout((M * pitch, pitch - 4, 1))"),),
-}
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_caught(bug: str) -> None:
-    broken = simulated("warp_specialised", BUGS.get(bug, ()))
-    config = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N, c.BLOCK_K) == (64, 32, 128))
-    with planted_bugs.caught(bug):
-        for case in (
-            Case((73, 40, 600), "ntn", batch=2, alpha=0.7),
-            Case((73, 40, 600), "ntn", batch=3, between=True),
-            Case((65, 40, 2310), "nnn"),
-        ):
-            check(case, config, reduced(case, config, 18 if case.batch is None else 3), broken)
 
 
 @pytest.mark.few(shows=lambda name, parts: {parts})

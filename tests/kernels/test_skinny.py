@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.support import planted_bugs
 from tests.support.gluon_on_cpu import run, simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance_along_k, few_rows, ids
 from triton_gemm.config import TileConfig
@@ -138,35 +137,3 @@ def test_its_candidates_are_legal(rows: int, others: int, eighths: int, batch: i
         assert kernel == "skinny" and its == (problem.swap_ab() if swap_ab else problem) and packed == ()
         assert skinny.illegal(its, device, config, split_k) is None
         assert 0 < skinny.microseconds(its, config, split_k, model_of(device)) < 1e9
-
-
-# --- Planted bugs ---
-
-BUGS: dict[str, tuple[tuple[str, str], ...]] = {
-    "k-tail-not-masked": (("in_k = k < whole(K - step, VECTOR)", "in_k = k >= 0"),),
-    "k-tail-masked-one-vector-short": (("k < whole(K - step, VECTOR)", "k < K - step - VECTOR"),),
-    "k-tail-as-in-the-first-step": (("k < whole(K - step, VECTOR)", "k < whole(K, VECTOR)"),),
-    "k-tail-as-one-more-whole-step": (("range(BLOCK_K, K - BLOCK_K + 1, BLOCK_K)", "range(BLOCK_K, K, BLOCK_K)"),),
-    "k-tail-again-where-the-first-step-has-it": (("gl.maximum(K // BLOCK_K, 1)", "K // BLOCK_K"),),
-    "rows-not-masked": (("rows < extent\n", "rows >= 0\n"),),
-    "rows-of-b-masked-by-a's": (("places(b_ptr, n, N,", "places(b_ptr, n, M,"),),
-    "last-step-dropped": (("    acc = mma_v2(a, b, acc)\n\n", "\n"),),
-    "first-step-dropped": (("        acc = mma_v2(a, b, acc)\n        a = next_a", "        a = next_a"),),
-    "b-a-step-behind": (("        b = next_b\n", ""),),
-    "warps-share-a-share": (("along(gl.num_warps(), 0, layout) * SHARE + along(SHARE, 3", "along(SHARE, 3"),),
-    "the-last-warp-is-left-out": (("sums = gl.sum(acc, 0)", "sums = gl.sum(acc[:-1], 0)"),),
-    "batch-ignored-in-b": (("b_ptr += batch * whole", "b_ptr += 0 * batch * whole"),),
-    "batch-ignored-in-c": (("start = batch * whole", "start = 0 * batch * whole"),),
-    "tiles-of-one-column": (("n = tile % num_n * BLOCK_N", "n = tile % num_m * BLOCK_N"),),
-    "asks-for-rows-below": (("gl.minimum(x + along(ROWS, 1, layout), extent - 1)", "x + along(ROWS, 1, layout)"),),
-    "asks-beyond-k": (("gl.minimum(k, K - 1)", "k"),),
-}  # fmt: skip
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_caught(bug: str) -> None:
-    broken = simulated("skinny", BUGS.get(bug, ()))
-    with planted_bugs.caught(bug):
-        for config in skinny.CONFIGS[::2]:
-            for size in ((19, 5, 1304), (5, 19, 1304), (5, 19, 136)):
-                check(Case(size, "ntn", pad=64, batch=2), config, broken)
