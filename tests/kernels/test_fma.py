@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support.gluon_on_cpu import run, simulated
+from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
+from tests.support.simulated_plans import Launched
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import fma
+from triton_gemm.kernels.launch import Launch
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.problem import GemmProblem, Layout
 
@@ -24,34 +25,24 @@ ORDERS = ("nn", "nt", "tn", "tt")
 SPLITS = (1, 3, -3)  # parts of K; negative: whose programs take turns
 
 
-@dataclass
-class Simulation:
-    """The kernel in one configuration, in a plan's place: over copies of what it cannot read, perhaps turned."""
+def simulation(
+    problem: GemmProblem, config: TileConfig, split_k: int, module: SimpleNamespace, swapped: bool = False
+) -> Launched:
+    """Over copies of what the kernel cannot read."""
 
-    problem: GemmProblem
-    config: TileConfig
-    split_k: int
-    swapped: bool
-    module: SimpleNamespace
+    def launches(problem: GemmProblem) -> tuple[Launch, ...]:
+        assert fma.illegal(problem, DEVICE, config, split_k) is None
+        module.launches.__globals__["LARGEST_WORKSPACE"] = 0 if split_k < 0 else 1 << 40
+        (launch,) = module.launches(problem, config, abs(split_k))
+        assert launch.arguments["IN_TURN"] is (split_k < 0)
+        return (launch,)
 
-    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
-        names = fma.unreadable(self.problem)
-        problem = repacked(self.problem, names)
-        a = copied(a, problem.a) if "a" in names else a
-        b = copied(b, problem.b) if "b" in names else b
-        if self.swapped:
-            problem, a, b = problem.swap_ab(), b, a
-        assert fma.illegal(problem, DEVICE, self.config, self.split_k) is None
-        self.module.launches.__globals__["LARGEST_WORKSPACE"] = 0 if self.split_k < 0 else 1 << 40
-        (launch,) = self.module.launches(problem, self.config, abs(self.split_k))
-        assert launch.arguments["IN_TURN"] is (self.split_k < 0)
-        counters = torch.zeros(launch.counters, dtype=torch.int32)
-        operands = {"a": a, "b": b, "c": c, "counters": counters}
-        operands |= zip(problem.auxiliary, auxiliary, strict=True)
-        operands["workspace"] = torch.full((launch.workspace // 4,), torch.nan)
-        operands |= {t.name: torch.full(t.shape, torch.nan, dtype=t.dtype) for t in launch.temporaries}
-        run(launch, operands, {"alpha": alpha, "beta": beta})
-        assert not counters.any(), "counters are not zero afterwards"
+    def readable(problem: GemmProblem, a: Tensor, b: Tensor) -> tuple[GemmProblem, Tensor, Tensor]:
+        names = fma.unreadable(problem)
+        problem = repacked(problem, names)
+        return problem, copied(a, problem.a) if "a" in names else a, copied(b, problem.b) if "b" in names else b
+
+    return Launched(problem, launches, swapped, readable)
 
 
 def copied(x: Tensor, layout: Layout) -> Tensor:
@@ -75,7 +66,7 @@ def check(
     operands = Operands(case, CPU)
     if operands.problem.has_beta and operands.problem.activation == "gelu":
         return  # illegal
-    operands.check(Simulation(operands.problem, config, split_k, swapped, module), abs(split_k), times)
+    operands.check(simulation(operands.problem, config, split_k, module, swapped), abs(split_k), times)
 
 
 @pytest.mark.few

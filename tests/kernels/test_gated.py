@@ -16,7 +16,7 @@ from tests.support.epilogue_truth import activated
 from tests.support.gluon_on_cpu import run
 from tests.support.group_truth import assert_gated, listed_tiles
 from tests.support.kernel_cases import ids
-from tests.support.simulated_plans import Simulation
+from tests.support.simulated_plans import simulation
 from tests.support.table_fakes import HOPPER
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import TileConfig
@@ -64,7 +64,7 @@ def check(
     problem = GemmProblem.of(a, b.mT, c, activation=activation, bias="n" if biased else None, gate=True)
     assert kernel.illegal(problem, HOPPER, config, Schedule(programs)) is None
     auxiliary = (bias, gate.mT, gate_bias) if biased else (gate.mT,)
-    Simulation(problem, config, Schedule(programs, group_m=2), kernel).run(a, b.mT, c, auxiliary, 1.0, 0.0)
+    simulation(problem, config, Schedule(programs, group_m=2), kernel).run(a, b.mT, c, auxiliary, 1.0, 0.0)
     up, of_gate = (a.double() @ x.double().mT for x in (b, gate))
     if biased:
         up, of_gate = up + bias.double(), of_gate + gate_bias.double()

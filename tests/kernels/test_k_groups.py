@@ -14,7 +14,7 @@ import torch
 from tests.kernels.test_compile_portable import compile_launch
 from tests.support.group_truth import assert_right
 from tests.support.kernel_cases import ids
-from tests.support.simulated_plans import Simulation
+from tests.support.simulated_plans import simulation
 from tests.support.table_fakes import HOPPER
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import warp_specialised
@@ -65,7 +65,7 @@ def check(
         x, y = torch.full_like(a.mT, torch.nan).mT, torch.full_like(b, torch.nan)
         for begin, end in (bounds[g] for g in kept):
             x[:, begin:end], y[begin:end] = a[:, begin:end], b[begin:end]
-        Simulation(problem, config, schedule, kernel).run(x, y, c, (torch.tensor(ends, dtype=torch.int32),), 1.0, 0.0)
+        simulation(problem, config, schedule, kernel).run(x, y, c, (torch.tensor(ends, dtype=torch.int32),), 1.0, 0.0)
         for g in kept:
             begin, end = bounds[g]
             assert_right(a[:, begin:end], b[begin:end], torch.tensor([end - begin]), c[g : g + 1])

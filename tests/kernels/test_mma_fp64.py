@@ -4,18 +4,18 @@ the places that a lane's registers have in an instruction."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.support.gluon_on_cpu import run, simulated
+from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
+from tests.support.simulated_plans import Launched
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import mma_fp64
+from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem
 
 CPU = torch.device("cpu")
@@ -25,24 +25,6 @@ ORDERS = ("nn", "nt", "tn", "tt")
 MAIN = mma_fp64.CONFIGS[0]
 
 
-@dataclass
-class Simulation:
-    """The kernel in one configuration, in a plan's place, perhaps turned."""
-
-    problem: GemmProblem
-    config: TileConfig
-    swapped: bool
-    module: SimpleNamespace
-
-    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
-        problem = self.problem.swap_ab() if self.swapped else self.problem
-        assert mma_fp64.illegal(problem, DEVICE, mma_fp64.CONFIGS[-1]) is None
-        (launch,) = self.module.launches(problem, self.config)
-        operands = {"a": b, "b": a} if self.swapped else {"a": a, "b": b}
-        operands |= {"c": c, **dict(zip(problem.auxiliary, auxiliary, strict=True))}
-        run(launch, operands, {"alpha": alpha, "beta": beta})
-
-
 @pytest.fixture(scope="module")
 def kernel() -> SimpleNamespace:
     return simulated("mma_fp64")
@@ -50,7 +32,12 @@ def kernel() -> SimpleNamespace:
 
 def check(case: Case, config: TileConfig, module: SimpleNamespace, *, swapped: bool = False) -> None:
     operands = Operands(case, CPU)
-    operands.check(Simulation(operands.problem, config, swapped, module))
+
+    def launches(problem: GemmProblem) -> tuple[Launch, ...]:
+        assert mma_fp64.illegal(problem, DEVICE, mma_fp64.CONFIGS[-1]) is None
+        return module.launches(problem, config)
+
+    operands.check(Launched(operands.problem, launches, swapped))
 
 
 @pytest.mark.few

@@ -17,8 +17,9 @@ from tests.support.gluon_on_cpu import run, simulated
 from tests.support.group_truth import listed_tiles
 from tests.support.kernel_cases import Case, Operands, blocks, ids, reduced
 from tests.support.preactivations import CPU, STORING, check, check_gated, storing
-from tests.support.simulated_plans import Simulation
+from tests.support.simulated_plans import Launched, simulation
 from tests.support.table_fakes import HOPPER
+from tests.support.tiles_on_cpu import of_tile
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import fma, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
@@ -28,17 +29,13 @@ from triton_gemm.problem import GATES, GemmProblem
 CONFIGS = warp_specialised.CONFIGS
 
 
-def tile(m: int, n: int) -> TileConfig:
-    return next(c for c in CONFIGS if (m, n) == (c.BLOCK_M, c.BLOCK_N))
-
-
 # Four epilogue tiles, in a loop; a tail; two consumers; what leaves room for sums of parts in turn.
-TILES = (tile(64, 256), tile(64, 96), tile(128, 128), tile(64, 32))
-NARROW = replace(tile(64, 64), BLOCK_N=88, BLOCK_K=64)  # its last columns are stored in narrow epilogue tiles
+TILES = (of_tile(64, 256), of_tile(64, 96), of_tile(128, 128), of_tile(64, 32))
+NARROW = replace(of_tile(64, 64), BLOCK_N=88, BLOCK_K=64)  # its last columns are stored in narrow epilogue tiles
 
 
-def plan_of(kernel: SimpleNamespace, config: TileConfig, schedule: Schedule) -> Callable[[GemmProblem], Simulation]:
-    return lambda problem: Simulation(problem, config, schedule, kernel)
+def plan_of(kernel: SimpleNamespace, config: TileConfig, schedule: Schedule) -> Callable[[GemmProblem], Launched]:
+    return lambda problem: simulation(problem, config, schedule, kernel)
 
 
 def schedules(case: Case, config: TileConfig) -> dict[str, Schedule]:
@@ -78,7 +75,7 @@ def test_other_sums_of_the_warp_specialised_kernel(kernel: SimpleNamespace, name
     """Of other operands, and where one `wgmma` spans a width that is no power of two; whole and split."""
     narrow = name.startswith("narrow")
     case = Case((72, 184, 600), **{"orders": "ntn", **OTHER_SUMS[name]})  # type: ignore[arg-type]
-    config = NARROW if narrow else replace(tile(64, 64), BLOCK_K=32)
+    config = NARROW if narrow else replace(of_tile(64, 64), BLOCK_K=32)
     for how in ("whole", "split"):
         schedule = schedules(case, config)[how]
         launch = kernel.launches(Operands(case, CPU).problem, config, schedule)[-1]
@@ -117,7 +114,7 @@ class InGroups:
 
 
 def check_groups(kernel: SimpleNamespace) -> None:
-    config = next(c for c in GATED if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
+    config = of_tile(64, 64, among=GATED)
     made = partial(InGroups, config=config, module=kernel)
     check_gated((150, 136, 200), "swiglu", made, ends=[0, 1, 69, 69, 133])
 
@@ -140,7 +137,7 @@ def test_fma(name: str, split_k: int) -> None:
     if case.beta and case.activation == "gelu":
         case = replace(case, activation="silu")
     kernel = simulated("fma")
-    check(case, lambda problem: of_fma.Simulation(problem, config, split_k, turn % 2 > 0, kernel), abs(split_k))
+    check(case, lambda problem: of_fma.simulation(problem, config, split_k, kernel, turn % 2 > 0), abs(split_k))
 
 
 @pytest.mark.few
@@ -152,4 +149,4 @@ def test_skinny(name: str, swapped: bool) -> None:
     case = storing(name, (m - 3, 2 * n + 3, k + 40))
     case = replace(case, orders="nt" + case.orders[2], size=(*case.size[1::-1], case.size[2]) if swapped else case.size)
     kernel = simulated("skinny")
-    check(case, lambda problem: of_skinny.Simulation(problem, config, swapped, kernel))
+    check(case, lambda problem: of_skinny.simulation(problem, config, kernel, swapped))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.kernel_cases import Case, Operands
-from tests.support.simulated_plans import CPU, Simulation
+from tests.support.simulated_plans import CPU, summed
 from tests.support.table_fakes import HOPPER
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
@@ -47,11 +47,7 @@ def test_bits_do_not_depend_on_waves_and_pieces(
     results, classes = [], set()
     for one in (config, WHOLE):
         assert warp_specialised.illegal(operands.problem, HOPPER, one) is None
-        operands.c.fill_(torch.nan)
-        Simulation(operands.problem, one, Schedule(2), kernel).run(
-            operands.a, operands.b, operands.c, tuple(operands.scales), 1.0, 0.0
-        )
-        results.append(operands.c.clone())
+        results.append(summed(operands, one, Schedule(2), kernel))
         classes.add(warp_specialised.order_of_sums(operands.problem, one, Schedule(2)))
     assert torch.equal(*results)
     assert len(classes) == 1

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.kernel_cases import Case, Operands, reduced
-from tests.support.simulated_plans import CPU, Simulation
+from tests.support.simulated_plans import CPU, simulation
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 
@@ -42,11 +42,11 @@ def check(kind: str, exponents: tuple[int, int], how: str, kernel: SimpleNamespa
         "added by an owner": Schedule(whole.programs, whole.split_tiles, PARTS),
         "added by a second launch": whole,
     }[how]
-    simulation = Simulation(operands.problem, CONFIG, schedule, kernel)
-    operands.check(simulation, schedule.split_k)
+    plan = simulation(operands.problem, CONFIG, schedule, kernel)
+    operands.check(plan, schedule.split_k)
     found = []
     for scales in (operands.scales, [(x * power).float() for x, power in zip(operands.scales, powers, strict=True)]):
-        simulation.run(operands.a, operands.b, operands.c, tuple(scales), 1.0, 0.0)
+        plan.run(operands.a, operands.b, operands.c, tuple(scales), 1.0, 0.0)
         found.append(operands.c.double())
     last_bit = torch.finfo(operands.c.dtype).smallest_normal * torch.finfo(operands.c.dtype).eps  # of what is subnormal
     assert ((found[1] - found[0] * powers[0] * powers[1]).abs() <= last_bit).all()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from tests.support.gluon_on_cpu import run, simulated
+from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance_along_k, few_rows, ids
+from tests.support.simulated_plans import Launched
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import skinny
+from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem, Layout
 
 CPU = torch.device("cpu")
@@ -24,26 +26,17 @@ DEVICE = device_of_capability((8, 0))
 ROWS = range(1, skinny.MAX_ROWS + 1)
 
 
-@dataclass
-class Simulation:
-    """The kernel in one configuration, in a plan's place, perhaps turned; programmatic: whether the next launch waits
-    for the one before by itself, and prefetches, which every other one does."""
+def simulation(problem: GemmProblem, config: TileConfig, module: SimpleNamespace, swapped: bool = False) -> Launched:
+    """Every other launch waits for the one before by itself, and prefetches."""
+    turns = count()
 
-    problem: GemmProblem
-    config: TileConfig
-    swapped: bool
-    module: SimpleNamespace
-    programmatic: bool = False
-
-    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
-        problem = self.problem.swap_ab() if self.swapped else self.problem
-        assert skinny.illegal(problem, DEVICE, self.config) is None
-        (launch,) = self.module.launches(problem, self.config)
+    def launches(problem: GemmProblem) -> tuple[Launch, ...]:
+        assert skinny.illegal(problem, DEVICE, config) is None
+        (launch,) = module.launches(problem, config)
         assert not (launch.workspace or launch.counters or launch.temporaries)
-        operands = {"a": b, "b": a} if self.swapped else {"a": a, "b": b}
-        operands |= {"c": c, **dict(zip(problem.auxiliary, auxiliary, strict=True))}
-        run(launch.programmatic() if self.programmatic else launch, operands, {"alpha": alpha, "beta": beta})
-        self.programmatic = not self.programmatic
+        return (launch.programmatic() if next(turns) % 2 else launch,)
+
+    return Launched(problem, launches, swapped)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +46,7 @@ def kernel() -> SimpleNamespace:
 
 def check(case: Case, config: TileConfig, module: SimpleNamespace, *, swapped: bool = False) -> None:
     operands = Operands(case, CPU)
-    operands.check(Simulation(operands.problem, config, swapped, module), times=2)
+    operands.check(simulation(operands.problem, config, module, swapped), times=2)
 
 
 @pytest.mark.few

@@ -23,7 +23,7 @@ from tests.support.kernel_cases import (
     splits,
     wholes,
 )
-from tests.support.simulated_plans import CPU, Simulation, check
+from tests.support.simulated_plans import CPU, check, simulation, summed
 from tests.support.table_fakes import HOPPER
 from tests.support.tiles_on_cpu import CLUSTERED, CONFIGS, ORDERS, every_form, in_form, of_cluster
 from triton_gemm.arithmetic import EMULATED
@@ -93,7 +93,7 @@ def test_random_problems_in_what_the_cost_model_compares(kernel: SimpleNamespace
             for schedule in warp_specialised.schedules(operands.problem, config, HOPPER)
         ]
         for config, schedule in chance.sample(found, min(4, len(found))):
-            operands.check(Simulation(operands.problem, config, schedule, kernel), schedule.split_k)
+            operands.check(simulation(operands.problem, config, schedule, kernel), schedule.split_k)
 
 
 FP32 = warp_specialised.configs(torch.float32)
@@ -255,17 +255,10 @@ def test_a_cluster_s_sums_are_those_of_single_programs(kernel: SimpleNamespace, 
     """Bit for bit, also where K is cut into the same parts."""
     config = in_form((128, 96), form)
     m, n, k = of_cluster(config)
-    operands = Operands(Case((m, n, 7 * k), "nnn", alpha=0.3), CPU)
-    tiles, results = config.ctas, []
-    for one, whole, split in (
-        (config, Schedule(1), Schedule(3, 1, 3)),
-        (in_form((128, 96), (1, 1)), Schedule(tiles), Schedule(3 * tiles, tiles, 3)),
-    ):
-        for schedule in (whole, split):
-            operands.c.fill_(0)
-            Simulation(operands.problem, one, schedule, kernel).run(operands.a, operands.b, operands.c, (), 0.3, 0.0)
-            results.append(operands.c.clone())
-    assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])
+    operands, tiles = Operands(Case((m, n, 7 * k), "nnn", alpha=0.3), CPU), config.ctas
+    alone = in_form((128, 96), (1, 1))
+    for schedule, same in ((Schedule(1), Schedule(tiles)), (Schedule(3, 1, 3), Schedule(3 * tiles, tiles, 3))):
+        assert summed(operands, config, schedule, kernel).equal(summed(operands, alone, same, kernel))
 
 
 ILLEGAL_CLUSTERS = {

@@ -21,7 +21,6 @@ from tests.support.simulated_plans import CPU
 from tests.support.table_fakes import HOPPER
 from tests.support.tiles_on_cpu import (
     CLUSTERED,
-    CONFIGS,
     IN_TURN,
     ORDERS,
     OTHERS_IN_TURN,
@@ -31,6 +30,7 @@ from tests.support.tiles_on_cpu import (
     every_form,
     legal_in_turn,
     of_cluster,
+    of_tile,
     summed,
 )
 from triton_gemm.config import TileConfig
@@ -60,7 +60,7 @@ def test_parts_that_do_not_depend_on_the_depth_of_tiles(kernel: SimpleNamespace)
     """64-deep tiles with parts of 128s are of the class of 128-deep ones; with parts of 64s of another, with other
     bits. The second K ends inside of the first half of a 128-deep tile."""
     tiles = (64, 64, 128), (128, 96, 64)
-    deep, flat = (replace(next(c for c in IN_TURN if blocks(c) == tile), num_stages=4) for tile in tiles)
+    deep, flat = (replace(of_tile(*tile, among=IN_TURN), num_stages=4) for tile in tiles)
     for K in (640, 1060):
         case = Case((100, 136, K), "ntn", out_dtype=torch.float32)
         problem = Operands(case, CPU).problem
@@ -118,7 +118,7 @@ def test_other_sums_in_turn(kernel: SimpleNamespace, name: str, tile: tuple[int,
 
 def test_whoever_adds_parts_gives_the_same_bits(kernel: SimpleNamespace) -> None:
     """A program, owners, a second launch; and one sum gives others."""
-    config = next(c for c in CONFIGS if blocks(c) == (64, 64, 128))
+    config = of_tile(64, 64, 128)
     case = Case((100, 136, 1500), "ntn", alpha=0.3, bias="n", out_dtype=torch.float32)
     operands, tiles = Operands(case, CPU), config.tiles(100, 136)
     in_turn, shared, second, whole = (
@@ -139,12 +139,12 @@ def test_what_has_no_parts_in_turn_is_said() -> None:
         problem = repacked(problem, ("a", "b") if problem.planes.count > 1 else ())
         return warp_specialised.illegal(problem, HOPPER, config, in_turn)
 
-    large, small = (next(c for c in CONFIGS if blocks(c)[:2] == tile) for tile in ((128, 256), (64, 16)))
+    large, small = of_tile(128, 256), of_tile(64, 16)
     integers = Case((64, 64, 64), "ntn", pad=16, dtype=torch.int8, out_dtype=torch.int32)
     few = "leave a thread too few registers for sums of pieces"
     assert why(PLAIN, small) is None
     assert why(PLAIN, large) == f"128 accumulators {few}"
     assert why(integers, small) == "no group's sums, and no integers, have parts in turn"
     assert why(PLAIN, small, groups="m") == "no group's sums, and no integers, have parts in turn"
-    planes = next(c for c in CONFIGS if blocks(c)[:2] == (128, 160))
+    planes = of_tile(128, 160)
     assert why(PLAIN, planes) is None and why(OTHERS_IN_TURN["bf16x6"], planes) == f"80 accumulators {few}"

@@ -14,7 +14,7 @@ from tests.support.kernel_cases import (
     Operands,
     ids,
 )
-from tests.support.simulated_plans import CPU, Simulation, check
+from tests.support.simulated_plans import CPU, check, summed
 from tests.support.table_fakes import HOPPER
 from tests.support.tiles_on_cpu import CONFIGS, OF_FEW, OTHERS_IN_TURN, WIDE, in_form, of_cluster, of_few, of_width
 from triton_gemm.arithmetic import EMULATED
@@ -96,11 +96,7 @@ def test_bits_do_not_depend_on_the_width(kernel: SimpleNamespace, config: TileCo
     results = []
     for one in (config, in_form((128, 128), (1, 1))):
         tiles = one.tiles(264, 520)
-        schedule = Schedule(3 * tiles, tiles, 3) if split else Schedule(2)
-        operands.c.fill_(0)
-        simulation = Simulation(operands.problem, one, schedule, kernel)
-        simulation.run(operands.a, operands.b, operands.c, (operands.bias,), 0.003, 0.0)
-        results.append(operands.c.clone())
+        results.append(summed(operands, one, Schedule(3 * tiles, tiles, 3) if split else Schedule(2), kernel))
     assert torch.equal(*results)
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import torch
 
-from tests.support.kernel_cases import Case, Operands, bits
-from tests.support.simulated_plans import CPU, Simulation
+from tests.support.kernel_cases import Case, Operands
+from tests.support.simulated_plans import CPU, simulation, summed
 from tests.support.table_fakes import HOPPER
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import warp_specialised
@@ -70,15 +70,6 @@ def of_few(tile: tuple[int, int, int], form: tuple[int, int] = (1, 1)) -> TileCo
     return warp_specialised.Config(m, n, k, m // 16, 3, *form)
 
 
-def summed(operands: Operands, config: TileConfig, schedule: Schedule, module: SimpleNamespace) -> torch.Tensor:
-    """The bits of C."""
-    case, auxiliary = operands.case, (*([] if operands.bias is None else [operands.bias]), *operands.scales)
-    operands.c.copy_(operands.c0)
-    simulation = Simulation(operands.problem, config, schedule, module)
-    simulation.run(operands.a, operands.b, operands.c, auxiliary, case.alpha, case.beta)
-    return bits(operands.c).clone()
-
-
 def check_in_turn(
     case: Case,
     config: TileConfig,
@@ -100,7 +91,7 @@ def check_in_turn(
     assert len(orders) == 1 and f"K in {parts} parts" in orders.pop()
     launch = module.launches(problem, config, in_turn)[-1]
     assert launch.workspace == launch.counters == 0
-    operands.check(Simulation(operands.problem, config, in_turn, module), parts)
+    operands.check(simulation(operands.problem, config, in_turn, module), parts)
     found = summed(operands, config, in_turn, module)
     same = found == summed(operands, config, shared, kernel)
     assert same.all(), f"{int((~same).sum())} of {same.numel()} elements are others"
