@@ -13,22 +13,19 @@ import torch
 import triton
 
 from tests.ladder.test_compile_rungs import loads_of_c, stride_multiplications
+from tests.support.compiled_kernels import CAPABILITIES, HOPPER, Capability, compile_launch, product
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.compat import compiling_for
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import launch as kernel_launch
 from triton_gemm.kernels import portable, repack
-from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime import aot, binaries
 from triton_gemm.selection.select import select
 
-Capability = tuple[int, int]
-
-HOPPER = (9, 0)
-OTHERS = ((8, 0), (8, 9), (10, 0), (12, 0))
+OTHERS = CAPABILITIES[1:]
 PRECISIONS = list(portable.CONFIGS)
 DTYPES = {
     **{"half": torch.bfloat16, "fp64": torch.float64, "int8": torch.int8},
@@ -55,22 +52,13 @@ class Circumstance:
     def problem(self, precision: str) -> GemmProblem:
         """8-bit operands have scales and give bf16, where nothing else is said."""
         dtype = DTYPES.get(precision, torch.float32)
-        M, N, K = self.size
-
-        def layout(rows: int, columns: int, order: str) -> Layout:
-            row, column = (columns, 1) if order == "n" else (1, rows)
-            return Layout((0, self.step * row, self.step * column))
-
-        shapes = ((M, K), (K, N), (M, N))
-        layouts = [layout(*shape, order) for shape, order in zip(shapes, self.orders, strict=True)]
         out_dtype = self.out_dtype or (torch.bfloat16 if dtype.itemsize == 1 else dtype)
         scales = None
         if dtype.itemsize == 1 and out_dtype != torch.int32:
             scales = self.scales or "tensor"
-        epilogue = (self.has_beta, self.bias, self.activation, scales)
-        return GemmProblem(
-            *(1, M, N, K, dtype, out_dtype, precision, *layouts, *epilogue), residual=self.residual
-        )  # fmt: skip
+        how = {"dtype": dtype, "out_dtype": out_dtype, "precision": precision, "scales": scales}
+        epilogue = {name: getattr(self, name) for name in ("has_beta", "bias", "activation", "residual")}
+        return product(self.size, self.orders, steps=(self.step,) * 3, **how, **epilogue)
 
     def legal(self, precision: str, capability: Capability) -> list[TileConfig]:
         problem, device = self.problem(precision), device_of_capability(capability)
@@ -119,17 +107,6 @@ CIRCUMSTANCES = {
     "rows-gelu": replace(ALIGNED, scales="rows", bias="n", activation="gelu"),
     "odd-blocks-gelu": Circumstance((509, 767, 1021), scales="blocks", bias="n", activation="gelu"),
 }
-
-
-def compile_launch(
-    launch: Launch, dtypes: dict[str, torch.dtype], capability: Capability = HOPPER, *, programmatic: bool | None = None
-) -> aot.Compiled:
-    """As a plan launches it, programmatically from Hopper on, unless told otherwise."""
-    if capability >= HOPPER if programmatic is None else programmatic:
-        launch = launch.programmatic()
-    operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
-    arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.0})
-    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
 
 
 def compiled(

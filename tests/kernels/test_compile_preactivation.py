@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.test_gated import HOPPER, compiled, gated_problem, in_groups
+from tests.kernels.test_gated import HOPPER, gated_problem, in_groups
+from tests.support.compiled_kernels import compiled
 from tests.support.kernel_cases import ids
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability

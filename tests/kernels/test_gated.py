@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support.compiled_kernels import compiled
 from tests.support.epilogue_truth import activated
 from tests.support.gluon_on_cpu import run
 from tests.support.group_truth import assert_gated, listed_tiles
@@ -22,11 +23,9 @@ from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
-from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.kernels.warp_specialised.configs import GATED, GATED_CLUSTERED
 from triton_gemm.problem import GATES, GemmProblem, both_products
-from triton_gemm.runtime import aot, binaries
 from triton_gemm.selection.select import select
 
 EVERY = GATED + GATED_CLUSTERED * CLUSTERS
@@ -114,13 +113,6 @@ def test_groups(kernel: SimpleNamespace, config: TileConfig) -> None:
 
 
 # --- The compiler ---
-
-
-def compiled(problem: GemmProblem, made: tuple[Launch, ...], capability: tuple[int, int] = (9, 0)) -> aot.Compiled:
-    """The last of the launches."""
-    launch = made[-1].programmatic() if capability >= (9, 0) else made[-1]
-    arguments = materialise(launch, binaries.operands_of(problem, made), binaries.SCALARS)
-    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
 
 
 @pytest.mark.few(shows=every_form)

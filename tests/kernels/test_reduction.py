@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.kernels.test_compile_portable import compile_launch
+from tests.support.compiled_kernels import compile_launch
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, circumstance, ids, of_bytes, reduced
 from tests.support.simulated_plans import CPU, check, summed
 from tests.support.table_fakes import HOPPER
