@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.gluon_on_cpu import Barrier, Barriers, Program, run
+from tests.support.gluon_memory import Barrier, Barriers
+from tests.support.gluon_on_cpu import run
+from tests.support.gluon_threads import Program
 from tests.support.group_truth import assert_right, listed_tiles
 from tests.support.kernel_cases import (
     CIRCUMSTANCES,

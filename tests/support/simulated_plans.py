@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from tests.support.gluon_on_cpu import run, to_tf32
+from tests.support.gluon_memory import to_tf32
+from tests.support.gluon_on_cpu import run
 from tests.support.kernel_cases import Case, Operands, bits
 from triton_gemm.arithmetic import Planes
 from triton_gemm.config import TileConfig
