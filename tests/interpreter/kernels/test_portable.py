@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
 
 from tests.support import awkward_sizes
 from tests.support.epilogue_truth import activated, expected
+from tests.support.interpreted_plans import Interpreted, run
 from tests.support.kernel_cases import DTYPES, Case, Operands
 from tests.support.kernel_mutants import kernels_with
 from tests.support.numerics import error_bound, mode_of, reference
@@ -20,20 +21,10 @@ from triton_gemm import kernels
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import portable
-from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
 TILES = portable.Config(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=2, num_warps=4, num_stages=2)
 SMALL_TILES = portable.Config(BLOCK_M=32, BLOCK_N=32, BLOCK_K=16, GROUP_M=2, num_warps=4, num_stages=2)
-
-
-def run(launch: Launch, operands: dict[str, torch.Tensor], **scalars: float) -> None:
-    """Runs one launch on a workspace full of NaN; its counters must be zero again."""
-    counters = torch.zeros(launch.counters, dtype=torch.int32)
-    workspace = torch.full((launch.workspace // 4,), NAN)
-    operands = {**operands, "workspace": workspace, "counters": counters}
-    launch.kernel[launch.grid](**materialise(launch, operands, scalars), **launch.options)
-    assert not counters.any(), "counters are not zero afterwards"
 
 
 def multiply(
@@ -62,22 +53,9 @@ def multiply(
         run(launch, operands, alpha=alpha, beta=beta)
 
 
-class Launches:
-    """Launches in a plan's place."""
-
-    def __init__(self, problem: GemmProblem, launches: tuple[Launch, ...]) -> None:
-        self.launches, self.names = launches, ("a", "b", "c", *problem.auxiliary)
-
-    def run(self, a, b, c, auxiliary=(), alpha=1.0, beta=0.0) -> None:
-        operands = dict(zip(self.names, (a, b, c, *auxiliary), strict=True))
-        for launch in self.launches:
-            operands |= {x.name: torch.full(x.shape, NAN).to(x.dtype) for x in launch.temporaries}
-            run(launch, operands, alpha=alpha, beta=beta)
-
-
 def check(case: Case, config: TileConfig = SMALL_TILES, split_k: int = 1) -> None:
     operands = Operands(case, torch.device("cpu"))
-    operands.check(Launches(operands.problem, portable.launches(operands.problem, config, split_k)), split_k)
+    operands.check(Interpreted(operands.problem, portable.launches(operands.problem, config, split_k)), split_k)
 
 
 def product(precision: str, dtype: torch.dtype, out_dtype: torch.dtype | None = None, **options) -> Product:
@@ -219,13 +197,8 @@ def test_tma(name: str, package: ModuleType = kernels) -> None:
     module, launch = (import_module(f"{package.__name__}.{part}") for part in ("portable", "launch"))
     operands, config, found = Operands(TMA_CASES[name], torch.device("cpu")), module.TMA_CONFIGS[9][-1], []
     for work in (module.host.Schedule(4), 1):
-        (made,) = module.launches(operands.problem, config, work)
-
-        def run(a, b, c, auxiliary, alpha, beta, made=made):
-            tensors = dict(zip(("a", "b", "c", "bias"), (a, b, c, *auxiliary), strict=False))
-            made.kernel[made.grid](**launch.materialise(made, tensors, {"alpha": alpha, "beta": beta}), **made.options)
-
-        operands.check(SimpleNamespace(run=run))
+        made = module.launches(operands.problem, config, work)
+        operands.check(Interpreted(operands.problem, made, launch.materialise))
         found.append((operands.c.tolist(), module.order_of_sums(operands.problem, config, work)))
     assert found[0] == found[1]
 

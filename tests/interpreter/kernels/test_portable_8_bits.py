@@ -8,8 +8,9 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
-from tests.interpreter.kernels.test_portable import SMALL_TILES, Launches, check, multiply, run
+from tests.interpreter.kernels.test_portable import SMALL_TILES, check, multiply
 from tests.support import awkward_sizes
+from tests.support.interpreted_plans import Interpreted, run
 from tests.support.kernel_cases import Case, Operands
 from tests.support.product_checks import NAN
 from triton_gemm.hardware.device import device_of_capability
@@ -86,7 +87,7 @@ def test_8_bits_that_are_copied_first(kind: str, orders: str) -> None:
     ways = [way for way in portable.candidates(operands.problem, device) if way.algorithm.packed]
     assert ways and all(host.along_k(way.problem) == ("a", "b") for way in ways)
     made = launches(operands.problem, Selection.of(ways[-1], ""))
-    operands.check(Launches(operands.problem, made), ways[-1].algorithm.work)
+    operands.check(Interpreted(operands.problem, made), ways[-1].algorithm.work)
 
 
 def test_int8_is_exact_up_to_the_ends_of_int32_and_wraps_beyond() -> None:

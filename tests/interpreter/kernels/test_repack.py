@@ -13,7 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder
 
-from tests.interpreter.kernels.test_portable import SMALL_TILES, run
+from tests.interpreter.kernels.test_portable import SMALL_TILES
+from tests.support.interpreted_plans import run
 from tests.support.kernel_cases import DTYPES
 from tests.support.numerics import reference
 from tests.support.product_checks import NAN
@@ -186,7 +187,7 @@ def test_planes_add_up(mode: str, order: str) -> None:
     assert (out.shape[:3], out.dtype) == ((3, planes.count, 37), planes.dtype)
     assert layout.strides == (planes.count * 37 * out.shape[3], out.shape[3], 1)
     found = torch.full(out.shape, torch.nan, dtype=out.dtype)
-    launch.kernel[launch.grid](**materialise(launch, {"x": x, "out": found}), **launch.options)
+    run(launch, {"x": x, "out": found})
     found = found[..., :50].double()
     ends = ~x.isfinite()
     assert torch.equal(found[:, 0].isnan(), x.isnan()) and torch.equal(found[:, 0][x.isinf()], x[x.isinf()].double())
