@@ -156,7 +156,7 @@ def test_few_rows_are_copied_alone(kernel: SimpleNamespace, operand: str, tile: 
     config = of_few(tile)
     for how in ({}, {"batch": 2, "bias": "n", "activation": "gelu"}):
         # C's rows are whole vectors of 16 bytes, or it is stored past TMA.
-        case = case_of_few(few, config, "ntn" if operand == "a" else "ntt", **how)
+        case = case_of_few(operand, few, config, "ntn" if operand == "a" else "ntt", **how)
         problem = Operands(case, CPU).problem
         rows = rows_copied(kernel, problem, config)["ab".index(operand)]
         side = tile["ab".index(operand)]
@@ -172,7 +172,7 @@ def test_few_rows_in_clusters(kernel: SimpleNamespace, operand: str, form: tuple
     """Of 8 rows one CTA loads all, for those that share them; of 33 each loads a slice of 48."""
     config = of_few(OF_FEW[operand][-1], form) if operand == "b" else of_few((64, 64, 128), form)
     for few in (3, 33):
-        check(case_of_few(few, config, "ntn" if operand == "a" else "ntt"), config, Schedule(1), kernel)
+        check(case_of_few(operand, few, config, "ntn" if operand == "a" else "ntt"), config, Schedule(1), kernel)
 
 
 @pytest.mark.parametrize("orders", ["tnn", "nnn", "ttn"])
