@@ -11,14 +11,14 @@ import torch
 import triton
 from hypothesis import strategies as st
 
-from tests.support.wrong_launches import Wrong, beyond_its_record, cases, in_turn, of_each
+from tests.support.wrong_launches import Wrong, cases
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.ladder import LADDER, Rung, k03_blocked, k04_grouped, k08_tensor_cores, rung
 from triton_gemm.runtime import aot
 
 
-@cases([*in_turn(LADDER, "meta"), *of_each(LADDER, "meta", beyond_its_record)])
+@cases(LADDER, "meta", own=True)
 def test_a_wrong_launch_raises_and_launches_nothing(rung: Rung, wrong: Wrong) -> None:
     with aot.capture() as launches, pytest.raises(wrong.error, match=wrong.says):
         wrong.launch(rung)

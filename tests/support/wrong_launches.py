@@ -1,12 +1,12 @@
 """Launches of rungs that must raise before anything is read or written, wherever they run.
 
-All rungs share one check. So each wrong launch is made on one rung, in turn (`in_turn`), and on every rung what its own
-record refuses: dtypes, fields, least and most (`of_each`).
+All rungs share one check. So each wrong launch is made on one rung, in turn, and on every rung only what its own record
+refuses: `OWN`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,9 @@ from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import Rung
 
 M, N, K = 48, 32, 64
+# What a rung's dtypes, fields, least and most refuse.
+OWN = {"other-dtype", "two-dtypes", "c-half", "zero", "too-many-warps", "group", "no-group", "no-k", "short-k"}
+OWN |= {"narrow-n", "narrow-m", "wide-n", "32-warps", "one-slot", "half-a-warpgroup", "too-few-rows"}
 
 
 @dataclass(frozen=True)
@@ -36,33 +39,10 @@ class Wrong:
         rung.launch(*self.operands, self.alpha, self.beta, config=self.config, configs=self.configs)
 
 
-def other_dtype(rung: Rung) -> torch.dtype:
-    """One that it does not take."""
-    return torch.float16 if rung.dtypes[0] == torch.float32 else torch.float32
-
-
-def matrices(rung: Rung, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Operands that it takes."""
-    a, b, c = (torch.empty(x, dtype=rung.dtypes[0], device=device).fill_(1) for x in ((M, K), (K, N), (M, N)))
-    return a, b, c
-
-
-def cannot_take(rung: Rung, device: str, configs: dict[str, tuple[Any, str]]) -> dict[str, Wrong]:
-    return {
-        name: Wrong(matrices(rung, device), ValueError, f"{rung.name} cannot take.*{says}.*--list", config)
-        for name, (config, says) in configs.items()
-    }
-
-
-def largest(rung: Rung) -> str:
-    """The side of its tiles that every rung has."""
-    return "BLOCK_N" if rung.configs[0].BLOCK_M is None else "BLOCK_M"
-
-
 def wrong_operands(rung: Rung, device: str) -> dict[str, Wrong]:
     """Operands that `rung` must refuse, on `device`, by what is wrong with them."""
     dtype = rung.dtypes[0]
-    other = other_dtype(rung)
+    other = torch.float16 if dtype == torch.float32 else torch.float32
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device).fill_(1)
@@ -79,6 +59,7 @@ def wrong_operands(rung: Rung, device: str) -> dict[str, Wrong]:
         "c-expanded": Wrong((a, b, empty(1, N).expand(M, N)), ValueError, "c is expanded.*contiguous"),
         "c-in-itself": Wrong((a, b, empty(M + N).as_strided((M, N), (1, 1))), ValueError, "c is expanded.*contiguous"),
         "c-of-long-rows": Wrong((a, b, empty(M * N).as_strided((M, N), (N - 1, 1))), ValueError, "share memory"),
+        "other-dtype": Wrong((a.to(other), b.to(other), c.to(other)), TypeError, "a is float"),
         "b-other-dtype": Wrong((a, b.to(other), c), TypeError, "b is float.*pass"),
         "integers": Wrong((a.to(torch.int32), b.to(torch.int32), c), TypeError, "a is int32; pass float"),
         "c-integer": Wrong((a, b, c.to(torch.int32)), TypeError, "c is int32; pass"),
@@ -87,34 +68,25 @@ def wrong_operands(rung: Rung, device: str) -> dict[str, Wrong]:
         "c-none": Wrong((a, b, None), TypeError, "c is of type NoneType"),
         "sparse": Wrong((torch.eye(K, dtype=dtype).to_sparse(), b, empty(K, N)), TypeError, "to_dense"),
     }
+    if dtype != torch.float32:
+        found["two-dtypes"] = Wrong((a, b.bfloat16(), c), TypeError, "a is float16 and b bfloat16; convert")
+    else:
+        found["c-half"] = Wrong((a, b, c.half()), TypeError, "c is float16; pass float32")
     return found
 
 
 def wrong_configs(rung: Rung, device: str) -> dict[str, Wrong]:
-    """Configurations that no rung takes."""
-    right, size = rung.configs[0], largest(rung)
-    found = cannot_take(
-        rung,
-        device,
-        {
-            "nothing": (GemmConfig(), f"lacks {size}"),
-            "not-a-power": (replace(right, **{size: 48}), f"{size} is 48, not a power of two"),
-            "negative-stages": (replace(right, num_stages=-1), "num_stages is -1"),
-            "three-warps": (replace(right, num_warps=6), "num_warps is 6, not a power of two"),
-            "text": (replace(right, **{size: "64"}), f"{size} is '64'"),
-        },
-    )
-    says = "config is of type tuple; pass a triton_gemm"
-    return {**found, "tuple": Wrong(matrices(rung, device), TypeError, says, (64, 64, 16))}
-
-
-def beyond_its_record(rung: Rung, device: str) -> dict[str, Wrong]:
-    """Dtypes and configurations that this rung does not take, though others may."""
-    right, size, (a, b, c) = rung.configs[0], largest(rung), matrices(rung, device)
-    least, most = rung.least.get(size, 1), rung.most.get("num_warps", 32)
+    """Configurations that `rung` must refuse."""
+    a, b, c = (torch.empty(shape, dtype=rung.dtypes[0], device=device).fill_(1) for shape in ((M, K), (K, N), (M, N)))
+    right = rung.configs[0]
+    size = "BLOCK_N" if right.BLOCK_M is None else "BLOCK_M"
     configs: dict[str, tuple[Any, str]] = {
-        "zero": (replace(right, **{size: 0}), f"{size} is 0, not a whole number from {least}"),
-        "too-many-warps": (replace(right, num_warps=64), f"num_warps is 64, and this kernel takes {most} at most"),
+        "nothing": (GemmConfig(), f"lacks {size}"),
+        "not-a-power": (replace(right, **{size: 48}), f"{size} is 48, not a power of two"),
+        "zero": (replace(right, **{size: 0}), f"{size} is 0, not a whole number from {rung.least.get(size, 1)} "),
+        "negative-stages": (replace(right, num_stages=-1), "num_stages is -1"),
+        "three-warps": (replace(right, num_warps=6), "num_warps is 6, not a power of two"),
+        "text": (replace(right, **{size: "64"}), f"{size} is '64'"),
     }
     if right.GROUP_M is None:
         configs["group"] = (replace(right, GROUP_M=8), "this kernel has no GROUP_M")
@@ -123,6 +95,8 @@ def beyond_its_record(rung: Rung, device: str) -> dict[str, Wrong]:
     if right.BLOCK_K is not None:
         configs["no-k"] = (replace(right, BLOCK_K=None), "lacks BLOCK_K")
         configs["short-k"] = (replace(right, BLOCK_K=8), "BLOCK_K is 8, not a whole number from 16")
+    most = rung.most.get("num_warps", 32)
+    configs["too-many-warps"] = (replace(right, num_warps=64), f"num_warps is 64, and this kernel takes {most} at most")
     if rung.descriptors:
         configs["narrow-n"] = (replace(right, BLOCK_N=4), "BLOCK_N is 4, not a whole number from 8")
     if rung.id == "k10":
@@ -133,19 +107,17 @@ def beyond_its_record(rung: Rung, device: str) -> dict[str, Wrong]:
         configs["one-slot"] = (replace(right, num_stages=1), "num_stages is 1, not a whole number from 2")  # a deadlock
         configs["half-a-warpgroup"] = (replace(right, num_warps=2), "num_warps is 2, not a whole number from 4")
         configs["too-few-rows"] = (replace(right, BLOCK_M=64), "8 warps of this kernel want 128 rows")
-    found = cannot_take(rung, device, configs)
-    other = (x.to(other_dtype(rung)) for x in (a, b, c))
-    found["other-dtype"] = Wrong(tuple(other), TypeError, "a is float")  # type: ignore[arg-type]
-    if rung.dtypes[0] != torch.float32:
-        found["two-dtypes"] = Wrong((a, b.bfloat16(), c), TypeError, "a is float16 and b bfloat16; convert")
-    else:
-        found["c-half"] = Wrong((a, b, c.half()), TypeError, "c is float16; pass float32")
+    found = {
+        name: Wrong((a, b, c), ValueError, f"{rung.name} cannot take.*{says}.*--list", config)
+        for name, (config, says) in configs.items()
+    }
+    found["tuple"] = Wrong((a, b, c), TypeError, "config is of type tuple; pass a triton_gemm", (64, 64, 16))
     return found
 
 
 def wrong_lists(rung: Rung, device: str) -> dict[str, Wrong]:
     """Lists of configurations that `rung` must refuse."""
-    a, b, c = matrices(rung, device)
+    a, b, c = (torch.empty(shape, dtype=rung.dtypes[0], device=device).fill_(1) for shape in ((M, K), (K, N), (M, N)))
     right = rung.configs[0]
     if len(rung.configs) == 1:
         return {"no-tuner": Wrong((a, b, c), ValueError, "has no tuner; pass one configuration", configs=[right])}
@@ -172,6 +144,7 @@ def wrong_lists(rung: Rung, device: str) -> dict[str, Wrong]:
 
 def wrong_numbers(rung: Rung, device: str) -> dict[str, Wrong]:
     """alpha and beta that `rung` must refuse."""
+    operands = [torch.empty(shape, dtype=rung.dtypes[0], device=device).fill_(1) for shape in ((M, K), (K, N), (M, N))]
     values: dict[str, tuple[Any, type[Exception], str]] = {
         "tensor": (torch.tensor(2.0), TypeError, r"is a torch.Tensor; pass a number, as (alpha|beta).item\(\)"),
         "vector": (torch.ones(2), TypeError, "is a torch.Tensor; pass a number"),
@@ -181,28 +154,24 @@ def wrong_numbers(rung: Rung, device: str) -> dict[str, Wrong]:
         "too-large": (10**400, ValueError, "is a whole number beyond those of a float"),
     }
     return {
-        f"{name}-{kind}": Wrong(matrices(rung, device), error, f"{rung.name}: {name} {says}", **{name: value})
+        f"{name}-{kind}": Wrong(tuple(operands), error, f"{rung.name}: {name} {says}", **{name: value})
         for name in ("alpha", "beta")
         for kind, (value, error, says) in values.items()
     }
 
 
-Kind = Callable[[Rung, str], dict[str, Wrong]]
+def wrong_launches(rung: Rung, device: str) -> dict[str, Wrong]:
+    kinds = (wrong_operands, wrong_configs, wrong_lists, wrong_numbers)
+    return {name: wrong for kind in kinds for name, wrong in kind(rung, device).items()}
 
 
-def of_each(rungs: Iterable[Rung], device: str, *kinds: Kind) -> list[tuple[str, Rung, Wrong]]:
-    return [(name, rung, x) for rung in rungs for kind in kinds for name, x in kind(rung, device).items()]
-
-
-def in_turn(rungs: Iterable[Rung], device: str) -> list[tuple[str, Rung, Wrong]]:
-    """Each of the wrong launches on one of the rungs that have it; in other words it is another."""
-    found: dict[tuple[str, str], list[tuple[str, Rung, Wrong]]] = {}
-    for one in of_each(rungs, device, wrong_operands, wrong_configs, wrong_lists, wrong_numbers):
-        found.setdefault((one[0], one[2].says.replace(one[1].name, "")), []).append(one)
-    return [those[turn % len(those)] for turn, those in enumerate(found.values())]
-
-
-def cases(found: Iterable[tuple[str, Rung, Wrong]]) -> pytest.MarkDecorator:
-    """A test's `rung` and `wrong`."""
-    sets = [pytest.param(rung, wrong, id=f"{rung.id}-{name}") for name, rung, wrong in found]
-    return pytest.mark.parametrize(("rung", "wrong"), sets)
+def cases(rungs: Iterable[Rung], device: str, *, own: bool) -> pytest.MarkDecorator:
+    """A test's `rung` and `wrong`. own: whether those of `OWN` are among them. What raises other words is another."""
+    found: dict[Hashable, list[Any]] = {}
+    for rung in rungs:
+        for name, wrong in wrong_launches(rung, device).items():
+            key = (rung.id, name) if name in OWN else (name, wrong.says.replace(rung.name, ""))
+            if own or name not in OWN:
+                found.setdefault(key, []).append(pytest.param(rung, wrong, id=f"{rung.id}-{name}"))
+    chosen = [those[turn % len(those)] for turn, those in enumerate(found.values())]
+    return pytest.mark.parametrize(("rung", "wrong"), chosen)
