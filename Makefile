@@ -69,7 +69,7 @@ else
   endif
 endif
 
-.PHONY: help report bench explore docs test test-all mutants gpu-test gpu-fuzz gpu-battery kit check format release clean $(REMAKE) $(OTHER_VERSIONS)
+.PHONY: help report bench explore docs test test-all gpu-test gpu-fuzz gpu-battery kit check format release clean $(REMAKE) $(OTHER_VERSIONS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -175,10 +175,6 @@ test test-all: $(READY)
 	echo; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed. Results: $(RESULTS)/*.xml"; exit 1; fi; \
 	echo "All tests passed. Results: $(RESULTS)/*.xml"
-
-mutants: $(READY) ## whether the tests catch mutants of the package, in a copy: hours (ARGS='select --sample 20')
-	$(call need,torch triton numpy hypothesis pytest rich typer coverage)
-	@env -u TRITON_INTERPRET '$(PY)' -m tests.mutation $(ARGS)
 
 gpu-test: $(READY) ## the tests that need a CUDA device
 	$(call need,torch triton numpy matplotlib rich hypothesis pytest xdist pytest_timeout setuptools)

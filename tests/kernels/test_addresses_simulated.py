@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support import gluon_on_cpu, planted_bugs
+from tests.support import gluon_on_cpu
 from tests.support.address_recorder import Draw, handed_on, operands_of, simulated
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import fma, mma_fp64, skinny
@@ -78,41 +78,3 @@ def test_every_address_of_many_sets(name: str) -> None:
     module = gluon_on_cpu.simulated(name)
     for seed in range(FEW, MANY):
         KERNELS[name](module, Draw(seed))
-
-
-BUGS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
-    "skinny-k-tail-not-masked": ("skinny", (("in_k = k < whole(K - step, VECTOR)", "in_k = k >= 0"),)),
-    "skinny-streamed-rows-not-clamped": ("skinny", (("rows = gl.minimum(rows, extent - 1)", "pass"),)),
-    "skinny-rows-not-masked": ("skinny", (("rows < extent\n", "rows >= 0\n"),)),
-    "skinny-the-other-operand-not-masked": (
-        "skinny",
-        (("a = load(a_places, 0, K, EVEN_K, A_STREAMED)", "a = load(a_places, 0, K, EVEN_K, B_STREAMED)"),),
-    ),
-    "skinny-rows-of-32-bits": (
-        "skinny",
-        (
-            ("x_ptr + rows.to(gl.int64) * whole", "x_ptr + rows * whole"),
-            ("stride_bn: tl.int64", "stride_bn: tl.int32"),
-            ("stride_am: tl.int64", "stride_am: tl.int32"),
-        ),
-    ),
-    "skinny-prefetches-beyond-k": ("skinny", (("gl.minimum(k, K - 1)", "k"),)),
-    "skinny-c-one-column-too-many": ("skinny", (("mask_n = offs_n < whole(out.N", "mask_n = offs_n <= whole(out.N"),)),
-    "fma-k-tail-not-masked": ("fma", (("(rows < left)[:, None] & inside[None, :]", "inside[None, :]"),)),
-    "fma-edge-one-vector-too-far": ("fma", (("whole(extent + VECTOR - 1, VECTOR)", "whole(extent + VECTOR, VECTOR)"),)),
-    "fma-parts-share-a-block": ("fma", (("tile * SPLIT_K + part, rows", "tile * SPLIT_K, rows"),)),
-    "fma-squares-overlap": ("fma", (("rows // 16 * 32", "rows // 16 * 16"),)),
-    "fma-batches-begin-by-rows": ("fma", (("whole(stride_bz, VECTOR)", "whole(stride_bk, VECTOR)"),)),
-    "mma_fp64-k-tail-not-masked": ("mma_fp64", (("k < whole(left, VECTOR if UNIT == 1 else 1)", "k >= 0"),)),
-    "mma_fp64-edge-not-masked": ("mma_fp64", (("places(a_m, a_k, M - m,", "places(a_m, a_k, M,"),)),
-    "mma_fp64-batches-begin-by-rows": ("mma_fp64", (("whole(stride_bz, B_VECTOR)", "whole(stride_bk, B_VECTOR)"),)),
-}
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_caught(bug: str) -> None:
-    name, changes = BUGS.get(bug, ("skinny", ()))
-    module = gluon_on_cpu.simulated(name, changes)
-    with planted_bugs.caught(bug):
-        for seed in range(FEW):
-            KERNELS[name](module, Draw(seed))

@@ -4,77 +4,63 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
-from tests.kernels.test_compile_portable import compile_launch
 from tests.ladder.test_compile_rungs import main_loop
+from tests.support.compiled_kernels import CAPABILITIES, HOPPER, Capability, compiled, product
 from triton_gemm.config import REGISTERS_PER_SM, TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import fma
-from triton_gemm.problem import GemmProblem, Layout
-from triton_gemm.runtime import aot
+from triton_gemm.problem import GemmProblem
 
-Capability = tuple[int, int]
-
-HOPPER = (9, 0)
-CAPABILITIES = (HOPPER, (8, 0), (8, 9), (10, 0), (12, 0))
 MAIN = fma.CONFIGS[0]
 
 
-@dataclass(frozen=True)
-class Circumstance:
-    """A product as far as registers depend on it. order: of c, `n` row-major, `t` column-major; gap: unused elements
-    after each row of c; step: distance of neighbours in it."""
-
-    size: tuple[int, int, int] = (1024, 2048, 4096)
-    order: str = "n"
-    gap: int = 0
-    step: int = 1
-    has_beta: bool = False
-    bias: str | None = None
-    activation: str | None = None
-    split_k: int = 1
-
-    def problem(self) -> GemmProblem:
-        M, N, K = self.size
-        row, column = (self.step * N + self.gap, self.step) if self.order == "n" else (self.step, M + self.gap)
-        a, b = Layout((0, 1, M + -M % 4)), Layout((0, N + -N % 4, 1))
-        fp32 = (torch.float32, torch.float32, "ieee")
-        return GemmProblem(
-            *(1, M, N, K, *fp32, a, b, Layout((0, row, column)), self.has_beta, self.bias, self.activation)
-        )
+def fp32(
+    size: tuple[int, int, int] = (1024, 2048, 4096),
+    order: str = "n",
+    *,
+    gap: int = 0,
+    step: int = 1,
+    **epilogue: object,
+) -> GemmProblem:
+    """A along M and B along N, whose pitches are whole vectors; order, gap and step: of C."""
+    M, N, _ = size
+    how = {"steps": (1, 1, step), "gaps": (-M % 4, -N % 4, gap), "dtype": torch.float32, "precision": "ieee"}
+    return product(size, "tn" + order, **how)
 
 
-PLAIN = Circumstance()
-ODD = Circumstance((1021, 2045, 4093), gap=1)
+PLAIN, ODD, LONG = fp32(), fp32((1021, 2045, 4093), gap=1), fp32((4096, 4096, 14336))
+ODD_LONG = fp32((4095, 4093, 14335), gap=1)
+EVERYTHING = {"has_beta": True, "bias": "n", "activation": "gelu_tanh"}
+# The problem, and in how many parts K is.
 CIRCUMSTANCES = {
-    "plain": PLAIN,
-    "odd": ODD,
-    "steps": replace(PLAIN, step=2),
-    "column-major": replace(PLAIN, order="t"),
-    "beta": replace(PLAIN, has_beta=True),
-    "gelu": replace(PLAIN, bias="n", activation="gelu"),
-    "split": replace(PLAIN, split_k=4),
-    "split in 16": replace(PLAIN, split_k=16),
-    "in turn": Circumstance((4096, 4096, 14336), split_k=4),
-    "everything": replace(PLAIN, has_beta=True, bias="m", activation="gelu_tanh"),
-    "everything split": replace(PLAIN, has_beta=True, bias="n", activation="silu", split_k=3),
-    "everything in turn": Circumstance((4096, 4096, 14336), "n", 0, 1, True, "n", "gelu_tanh", 4),
-    "odd gelu": replace(ODD, bias="m", activation="gelu"),
-    "odd everything": replace(ODD, has_beta=True, bias="n", activation="gelu_tanh"),
-    "odd everything split": replace(ODD, has_beta=True, bias="m", activation="silu", split_k=3),
-    "odd everything in turn": Circumstance((4095, 4093, 14335), "n", 1, 1, True, "m", "gelu_tanh", 4),
+    "plain": (PLAIN, 1),
+    "odd": (ODD, 1),
+    "steps": (fp32(step=2), 1),
+    "column-major": (fp32(order="t"), 1),
+    "beta": (replace(PLAIN, has_beta=True), 1),
+    "gelu": (replace(PLAIN, bias="n", activation="gelu"), 1),
+    "split": (PLAIN, 4),
+    "split in 16": (PLAIN, 16),
+    "in turn": (LONG, 4),
+    "everything": (replace(PLAIN, **{**EVERYTHING, "bias": "m"}), 1),
+    "everything split": (replace(PLAIN, has_beta=True, bias="n", activation="silu"), 3),
+    "everything in turn": (replace(LONG, **EVERYTHING), 4),
+    "odd gelu": (replace(ODD, bias="m", activation="gelu"), 1),
+    "odd everything": (replace(ODD, **EVERYTHING), 1),
+    "odd everything split": (replace(ODD, has_beta=True, bias="m", activation="silu"), 3),
+    "odd everything in turn": (replace(ODD_LONG, **{**EVERYTHING, "bias": "m"}), 4),
 }
 
 
-def compiled(circumstance: Circumstance, config: TileConfig, capability: Capability = HOPPER) -> aot.Compiled:
-    (launch,) = fma.launches(circumstance.problem(), config, circumstance.split_k)
-    dtypes = dict.fromkeys(("a", "b", "c", "bias", "workspace", "sums"), torch.float32)
-    return compile_launch(launch, {**dtypes, "counters": torch.int32}, capability)
+def sass_of(problem: GemmProblem, config: TileConfig, parts: int = 1, capability: Capability = HOPPER) -> str:
+    sass: str = compiled(problem, fma.launches(problem, config, parts), capability).asm["sass"]
+    return sass
 
 
 # --- The main loop in SASS ---
@@ -100,8 +86,8 @@ def clashes(loop: list[tuple[str, list[str]]]) -> float:
 
 
 def why_not(name: str, config: TileConfig, capability: Capability) -> str | None:
-    circumstance = CIRCUMSTANCES[name]
-    return fma.illegal(circumstance.problem(), device_of_capability(capability), config, circumstance.split_k)
+    problem, parts = CIRCUMSTANCES[name]
+    return fma.illegal(problem, device_of_capability(capability), config, parts)
 
 
 def in_turn(name: str, config: TileConfig) -> tuple[Capability, Capability]:
@@ -123,7 +109,8 @@ EVERYWHERE = [(n, config, where) for n in CIRCUMSTANCES for config in fma.CONFIG
     ],
 )
 def test_nothing_is_spilled(name: str, config: TileConfig, capability: Capability) -> None:
-    gemm = compiled(CIRCUMSTANCES[name], config, capability)
+    problem, parts = CIRCUMSTANCES[name]
+    gemm = compiled(problem, fma.launches(problem, config, parts), capability)
     assert gemm.spills == 0
     assert gemm.registers * 32 * fma.WARPS_PER_SM <= REGISTERS_PER_SM
     assert gemm.shared <= min(config.shared_memory(4), SHARED_MEMORY[capability])
@@ -139,7 +126,7 @@ def test_only_on_sm_120_one_of_them_is_illegal() -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: f"sm_{c[0]}{c[1]}")
 def test_the_main_loop_is_ffmas_and_moves_of_16_bytes(capability: Capability, config: TileConfig) -> None:
     assert config.BLOCK_M and config.BLOCK_N and config.BLOCK_K
-    loop = main_loop(compiled(PLAIN, config, capability).asm["sass"])
+    loop = main_loop(sass_of(PLAIN, config, 1, capability))
     opcodes = Counter(opcode for opcode, operands in loop if "[RZ]" not in operands)  # ptxas's own `LDS RZ, [RZ]`
     assert opcodes["FFMA"] == fma.SIDE**2 * config.BLOCK_K
     moves = {
@@ -157,7 +144,7 @@ def test_the_main_loop_is_ffmas_and_moves_of_16_bytes(capability: Capability, co
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
 def test_registers_of_an_ffma_rarely_clash(name: str) -> None:
     """With other GPUs' compilers they do more often; how fast those are was not measured."""
-    assert clashes(main_loop(compiled(CIRCUMSTANCES[name], MAIN).asm["sass"])) < 0.2
+    assert clashes(main_loop(sass_of(CIRCUMSTANCES[name][0], MAIN, CIRCUMSTANCES[name][1]))) < 0.2
 
 
 def test_the_order_of_fmas_keeps_registers_from_clashing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +154,7 @@ def test_the_order_of_fmas_keeps_registers_from_clashing(monkeypatch: pytest.Mon
     monkeypatch.setattr(fma, "SERPENTINE", type(fma.SERPENTINE)(plain))
     forget_sources()
     try:
-        assert clashes(main_loop(compiled(PLAIN, MAIN).asm["sass"])) > 0.2
+        assert clashes(main_loop(sass_of(PLAIN, MAIN))) > 0.2
     finally:
         forget_sources()
 
@@ -180,4 +167,5 @@ def forget_sources() -> None:
 
 
 def test_products_of_a_kind_share_a_variant() -> None:
-    assert compiled(Circumstance((1020, 2044, 77)), MAIN).asm["ptx"] == compiled(PLAIN, MAIN).asm["ptx"]
+    ptx = [compiled(x, fma.launches(x, MAIN)).asm["ptx"] for x in (PLAIN, fp32((1020, 2044, 77)))]
+    assert ptx[0] == ptx[1]

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from tests.kernels.test_compile_portable import compile_launch
 from tests.ladder.test_compile_rungs import loads_of_c, stride_multiplications
+from tests.support.compiled_kernels import CAPABILITIES, HOPPER, Capability, compile_launch
 from tests.support.tiers import one
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import device_of_capability
@@ -14,9 +14,6 @@ from triton_gemm.kernels import gemv
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import aot
 
-Capability = tuple[int, int]
-HOPPER = (9, 0)
-CAPABILITIES = [(8, 0), (8, 9), HOPPER, (10, 0), (12, 0)]
 ALIGNED = (4096, 8192)  # N, K: whole tiles, all strides divisible by 16
 ODD = (4099, 8197)  # the compiler may assume nothing of any stride
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.test_compile_portable import compile_launch
 from tests.ladder.test_compile_rungs import main_loop
+from tests.support.compiled_kernels import compiled, product
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import mma_fp64
-from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import aot
 
 DEVICE = device_of_capability((9, 0))
@@ -22,14 +22,8 @@ ORDERS = ("nn", "nt", "tn", "tt")
 
 def problem(orders: str = "nn", odd: int = 0, step: int = 1) -> GemmProblem:
     """Sizes less `odd`, in rows with so much unused after them; step: distance of neighbours."""
-    M, N, K = 1024 - odd, 2048 - odd, 4096 - odd
-
-    def lying(rows: int, columns: int, order: str) -> Layout:
-        pitch = (columns if order == "n" else rows) * step + odd
-        return Layout((0, pitch, step) if order == "n" else (0, step, pitch))
-
-    layouts = lying(M, K, orders[0]), lying(K, N, orders[1]), lying(M, N, "n")
-    return GemmProblem(1, M, N, K, torch.float64, torch.float64, "fp64", *layouts)
+    size = (1024 - odd, 2048 - odd, 4096 - odd)
+    return product(size, orders + "n", steps=(step,) * 3, gaps=(odd,) * 3, dtype=torch.float64)
 
 
 CIRCUMSTANCES = {
@@ -45,9 +39,8 @@ CIRCUMSTANCES = {
 }
 
 
-def compiled(name: str, config: TileConfig) -> aot.Compiled:
-    (launch,) = mma_fp64.launches(CIRCUMSTANCES[name], config)
-    return compile_launch(launch, dict.fromkeys(("a", "b", "c", "bias"), torch.float64))
+def compiled_of(name: str, config: TileConfig) -> aot.Compiled:
+    return compiled(CIRCUMSTANCES[name], mma_fp64.launches(CIRCUMSTANCES[name], config))
 
 
 @pytest.mark.few(shows=lambda name, config: {config, name})
@@ -61,7 +54,7 @@ def compiled(name: str, config: TileConfig) -> aot.Compiled:
     ],
 )
 def test_nothing_is_spilled(name: str, config: TileConfig) -> None:
-    gemm = compiled(name, config)
+    gemm = compiled_of(name, config)
     assert gemm.spills == 0
     assert gemm.shared <= config.shared_memory(8) <= DEVICE.shared_memory
 
@@ -78,7 +71,7 @@ def test_the_main_loop_is_the_largest_mma_and_moves_of_16_bytes(config: TileConf
     """Of which a lane loads 8 bytes of each row and column of its warp, once."""
     m, n, k, warps = config.BLOCK_M, config.BLOCK_N, config.BLOCK_K, config.num_warps
     along_m = mma_fp64.warps_along_m(m, n, warps)
-    loop = main_loop(compiled(orders, config).asm["sass"], "DMMA")
+    loop = main_loop(compiled_of(orders, config).asm["sass"], "DMMA")
     opcodes = Counter(opcode for opcode, operands in loop if "[RZ]" not in operands)  # ptxas's own `LDS RZ, [RZ]`
     assert opcodes["DMMA.16x8x4"] == m * n * k // (16 * 8 * 4 * warps)
     loads = {opcode: count for opcode, count in opcodes.items() if opcode.startswith(("LDS", "LDL", "STL"))}

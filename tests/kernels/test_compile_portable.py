@@ -13,27 +13,20 @@ import torch
 import triton
 
 from tests.ladder.test_compile_rungs import loads_of_c, stride_multiplications
+from tests.support.compiled_kernels import CAPABILITIES, HOPPER, Capability, compile_launch, product
+from tests.support.kernel_cases import DTYPES
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.compat import compiling_for
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import launch as kernel_launch
 from triton_gemm.kernels import portable, repack
-from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime import aot, binaries
 from triton_gemm.selection.select import select
 
-Capability = tuple[int, int]
-
-HOPPER = (9, 0)
-OTHERS = ((8, 0), (8, 9), (10, 0), (12, 0))
 PRECISIONS = list(portable.CONFIGS)
-DTYPES = {
-    **{"half": torch.bfloat16, "fp64": torch.float64, "int8": torch.int8},
-    **{"fp8": torch.float8_e4m3fn, "fp8 fast": torch.float8_e5m2},
-}
 
 
 @dataclass(frozen=True)
@@ -55,22 +48,11 @@ class Circumstance:
     def problem(self, precision: str) -> GemmProblem:
         """8-bit operands have scales and give bf16, where nothing else is said."""
         dtype = DTYPES.get(precision, torch.float32)
-        M, N, K = self.size
-
-        def layout(rows: int, columns: int, order: str) -> Layout:
-            row, column = (columns, 1) if order == "n" else (1, rows)
-            return Layout((0, self.step * row, self.step * column))
-
-        shapes = ((M, K), (K, N), (M, N))
-        layouts = [layout(*shape, order) for shape, order in zip(shapes, self.orders, strict=True)]
         out_dtype = self.out_dtype or (torch.bfloat16 if dtype.itemsize == 1 else dtype)
-        scales = None
-        if dtype.itemsize == 1 and out_dtype != torch.int32:
-            scales = self.scales or "tensor"
-        epilogue = (self.has_beta, self.bias, self.activation, scales)
-        return GemmProblem(
-            *(1, M, N, K, dtype, out_dtype, precision, *layouts, *epilogue), residual=self.residual
-        )  # fmt: skip
+        scales = (self.scales or "tensor") if dtype.itemsize == 1 and out_dtype != torch.int32 else None
+        how = {"dtype": dtype, "out_dtype": out_dtype, "precision": precision, "scales": scales}
+        epilogue = {name: getattr(self, name) for name in ("has_beta", "bias", "activation", "residual")}
+        return product(self.size, self.orders, steps=(self.step,) * 3, **how, **epilogue)
 
     def legal(self, precision: str, capability: Capability) -> list[TileConfig]:
         problem, device = self.problem(precision), device_of_capability(capability)
@@ -121,17 +103,6 @@ CIRCUMSTANCES = {
 }
 
 
-def compile_launch(
-    launch: Launch, dtypes: dict[str, torch.dtype], capability: Capability = HOPPER, *, programmatic: bool | None = None
-) -> aot.Compiled:
-    """As a plan launches it, programmatically from Hopper on, unless told otherwise."""
-    if capability >= HOPPER if programmatic is None else programmatic:
-        launch = launch.programmatic()
-    operands = {name: torch.empty(1, dtype=dtype, device="meta") for name, dtype in dtypes.items()}
-    arguments = materialise(launch, operands, {"alpha": 1.0, "beta": 0.0})
-    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
-
-
 def compiled(
     circumstance: Circumstance, precision: str, config: TileConfig, capability: Capability = HOPPER
 ) -> aot.Compiled:
@@ -149,8 +120,7 @@ def assert_fits(gemm: aot.Compiled, config: TileConfig, itemsize: int, capabilit
     assert gemm.spills == 0
     assert gemm.registers <= min(MAX_REGISTERS_PER_THREAD, 65_536 // (32 * config.num_warps))
     assert gemm.shared <= SHARED_MEMORY[capability], "does not fit the GPU"
-    promised = config.shared_memory(itemsize, buffers=config.buffers(capability))
-    assert gemm.shared <= promised, "needs more than TileConfig.shared_memory says"
+    assert gemm.shared <= config.shared_memory(itemsize, buffers=config.buffers(capability)), "needs more than it says"
 
 
 def instruction(precision: str, config: TileConfig, capability: Capability) -> str:
@@ -187,7 +157,7 @@ def every_figure(precision: str, name: str, config: TileConfig, capability: Capa
         pytest.param(precision, name, config, capability, id=f"{precision}-{name}-{config}-sm_{major}{minor}")
         for precision in PRECISIONS
         for name in products_of(precision)
-        for capability in (HOPPER, *OTHERS)
+        for capability in CAPABILITIES
         for major, minor in (capability,)
         if CIRCUMSTANCES[name].exists(precision, capability)
         for config in CIRCUMSTANCES[name].legal(precision, capability)
@@ -214,7 +184,7 @@ def test_fp8_has_the_full_rate_of_every_architecture(capability: Capability, pre
 
 
 def in_turn(precision: str, name: str) -> Capability:
-    return (HOPPER, *OTHERS)[(list(CIRCUMSTANCES).index(name) + PRECISIONS.index(precision)) % 5]
+    return CAPABILITIES[(list(CIRCUMSTANCES).index(name) + PRECISIONS.index(precision)) % 5]
 
 
 @pytest.mark.few(shows=lambda precision, name, capability: {precision})
@@ -237,7 +207,7 @@ def test_the_largest_legal_tiles_spill_nothing(precision: str, name: str, capabi
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("capability", [HOPPER, *OTHERS])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_circumstance_has_a_config_everywhere(capability: Capability, precision: str) -> None:
     for name, circumstance in CIRCUMSTANCES.items():
         if circumstance.exists(precision, capability):
@@ -260,7 +230,7 @@ def test_tma(capability: Capability, config: portable.Config, name: str) -> None
     problem, device = TMA_CASES[name].problem("half"), device_of_capability(capability)
     why = portable.illegal(problem, device, config, Schedule(132))
     assert (why is not None) == (name == "fp32" and config.accumulators() > 64)
-    dtypes = {"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.dtype}
+    dtypes = {**dict.fromkeys(("a", "b", "bias"), problem.dtype), "c": problem.out_dtype}
     gemm = compile_launch(portable.launches(problem, config, Schedule(132))[0], dtypes, capability)
     assert why or (gemm.spills == 0 and gemm.shared <= SHARED_MEMORY[capability])
     assert gemm.instructions["UTMALDG"] and gemm.instructions[{9: "HGMMA", 10: "UTCHMMA", 12: "HMMA"}[capability[0]]]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.test_gated import HOPPER, compiled, gated_problem, in_groups
+from tests.kernels.test_gated import HOPPER, gated_problem, in_groups
+from tests.support.compiled_kernels import compiled, product
 from tests.support.kernel_cases import ids
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
@@ -18,7 +19,7 @@ from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.kernels.warp_specialised.configs import GATED
-from triton_gemm.problem import GemmProblem, Layout, Request
+from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import binaries, policies, stand_ins
 from triton_gemm.selection.select import Selection
 
@@ -31,14 +32,9 @@ def problem(
     size: tuple[int, int, int] = SIZE, dtype: torch.dtype = torch.bfloat16, turned: bool = False, **words: Any
 ) -> GemmProblem:
     """Of operands along K, or fp32 ones across it; turned: C is column-major."""
-    M, N, K = size
-    along = dtype.itemsize == 2
-    a, b = Layout((0, K, 1) if along else (0, 1, M)), Layout((0, 1, K) if along else (0, N, 1))
-    c = Layout((0, 1, M) if turned else (0, N, 1))
-    words = {"activation": "gelu", "bias": "n", "preactivation": True, **words}
-    return GemmProblem(
-        1, M, N, K, dtype, words.pop("out_dtype", dtype), words.pop("precision", "half"), a, b, c, **words
-    )
+    orders = ("nt" if dtype.itemsize == 2 else "tn") + ("t" if turned else "n")
+    words = {"precision": "half", "activation": "gelu", "bias": "n", "preactivation": True, **words}
+    return product(size, orders, dtype=dtype, **words)
 
 
 FORMS = {

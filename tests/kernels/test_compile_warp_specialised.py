@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from tests.kernels.test_compile_portable import compile_launch
+from tests.support import compiled_kernels
+from tests.support.compiled_kernels import product
 from tests.support.kernel_cases import ids
 from triton_gemm.arithmetic import EMULATED
-from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import warp_specialised
@@ -32,51 +31,20 @@ SCHEDULES = {"whole": Schedule(HOPPER.num_sms), "split": Schedule(HOPPER.num_sms
 PARTS_IN_TURN = Schedule(HOPPER.num_sms, split_k=4)
 
 
-@dataclass(frozen=True)
-class Circumstance:
-    """A product as far as the compiled kernel depends on it. orders: of a, b and c, `n` row-major, `t` column-major;
-    gap: unused elements after each row (or column) of c."""
+def of(orders: str = "nnn", gap: int = 0, **how: Any) -> GemmProblem:
+    """A product as far as the compiled kernel depends on it. gap: unused elements after each row (or column) of c."""
+    problem = product((M, N, K), orders, gaps=(0, 0, gap), **how)
+    return repacked(problem, ("a", "b")) if problem.precision in EMULATED else problem
 
-    orders: str = "nnn"
-    gap: int = 0
-    batch: int = 1
-    dtype: torch.dtype = torch.bfloat16
-    out_dtype: torch.dtype | None = None
-    has_beta: bool = False
-    bias: str | None = None
-    activation: str | None = None
-    precision: str = "half"
-    scales: str | None = None
-    residual: bool = False
 
-    @property
-    def problem(self) -> GemmProblem:
-        def layout(rows: int, columns: int, order: str, gap: int = 0) -> Layout:
-            row, column = (columns + gap, 1) if order == "n" else (1, rows + gap)
-            return Layout((2 * rows * columns if self.batch > 1 else 0, row, column))
-
-        a, b, c = self.orders
-        layouts = (layout(M, K, a), layout(K, N, b), layout(M, N, c, self.gap))
-        out_dtype = self.out_dtype or self.dtype
-        epilogue = (self.has_beta, self.bias, self.activation, self.scales)
-        problem = GemmProblem(self.batch, M, N, K, self.dtype, out_dtype, self.precision, *layouts, *epilogue)
-        problem = replace(problem, residual=self.residual)
-        return repacked(problem, ("a", "b")) if self.precision in EMULATED else problem
-
-    def legal(self) -> list[TileConfig]:
-        return [c for c in CONFIGS if warp_specialised.illegal(self.problem, HOPPER, c) is None]
+def legal(problem: GemmProblem) -> list[TileConfig]:
+    return [c for c in CONFIGS if warp_specialised.illegal(problem, HOPPER, c) is None]
 
 
 def compiled(problem: GemmProblem, config: TileConfig, schedule: str | Schedule) -> aot.Compiled:
     """What the launch, programmatic as plans make it, compiles to; fails unless it fits the GPU and spills nothing."""
     schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
-    (launch,) = warp_specialised.launches(problem, config, schedule)
-    dtypes = {
-        **{"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype, "bias": problem.out_dtype},
-        **{"workspace": torch.float32, "counters": torch.int32},
-        **{"a_scale": torch.float32, "b_scale": torch.float32},
-    }
-    kernel = compile_launch(launch, dtypes)
+    kernel = compiled_kernels.compiled(problem, warp_specialised.launches(problem, config, schedule))
     assert kernel.spills == 0, f"{kernel.spills} spills"
     assert kernel.registers <= MAX_REGISTERS_PER_THREAD
     assert kernel.shared <= warp_specialised.shared_memory(problem, config), "more shared memory than it says"
@@ -112,13 +80,13 @@ def in_turn(config: TileConfig, turn: int) -> str:
     return list(SCHEDULES)[turn % 2] if warp_specialised.can_split_k(config) else "whole"
 
 
-def legal_cases(circumstances: dict[str, Circumstance], configs: list[TileConfig]) -> list[Any]:
+def legal_cases(circumstances: dict[str, GemmProblem], configs: list[TileConfig]) -> list[Any]:
     """(name, config): every circumstance in all of its legal configurations."""
     return [
         pytest.param(name, config, id=f"{name}-{ids(config)}")
-        for name, circumstance in circumstances.items()
+        for name, problem in circumstances.items()
         for config in configs
-        if warp_specialised.illegal(circumstance.problem, HOPPER, config) is None
+        if warp_specialised.illegal(problem, HOPPER, config) is None
     ]
 
 
@@ -133,15 +101,15 @@ def every_shape(name: str, config: TileConfig) -> set[Hashable]:
 def test_every_config_and_layout(orders: str, config: TileConfig) -> None:
     """Whole and split in turn."""
     schedule = in_turn(config, CONFIGS.index(config) + ("nn", "nt", "tn", "tt").index(orders))
-    circumstance = Circumstance(orders + "n")
-    assert config in circumstance.legal(), "no config may be there for nothing"
-    assert_claims(compiled(circumstance.problem, config, schedule), circumstance.problem, schedule)
+    problem = of(orders + "n")
+    assert config in legal(problem), "no config may be there for nothing"
+    assert_claims(compiled(problem, config, schedule), problem, schedule)
 
 
 FP32_CIRCUMSTANCES = {
-    "tf32": Circumstance("ntn", dtype=torch.float32, precision="tf32"),
-    "tf32-a-by-registers": Circumstance("ttt", dtype=torch.float32, precision="tf32"),
-    **{mode: Circumstance("nnn", dtype=torch.float32, precision=mode) for mode in ("tf32x3", "bf16x6")},
+    "tf32": of("ntn", dtype=torch.float32, precision="tf32"),
+    "tf32-a-by-registers": of("ttt", dtype=torch.float32, precision="tf32"),
+    **{mode: of("nnn", dtype=torch.float32, precision=mode) for mode in ("tf32x3", "bf16x6")},
 }
 
 
@@ -150,7 +118,7 @@ FP32_CIRCUMSTANCES = {
 def test_every_config_for_fp32(name: str, config: TileConfig) -> None:
     """Whole and split in turn. No product waits for the one before: ptxas puts waits where it finds registers written
     under one."""
-    problem = FP32_CIRCUMSTANCES[name].problem
+    problem = FP32_CIRCUMSTANCES[name]
     turn = warp_specialised.configs(torch.float32).index(config) + list(FP32_CIRCUMSTANCES).index(name)
     schedule = in_turn(config, turn)
     kernel = compiled(problem, config, schedule)
@@ -161,17 +129,15 @@ def test_every_config_for_fp32(name: str, config: TileConfig) -> None:
     assert f".f32.{'bf16.bf16' if 'bf16' in name else 'tf32.tf32'}" in kernel.asm["ptx"]
 
 
-GELU = partial(Circumstance, "ntn", out_dtype=torch.bfloat16, bias="n", activation="gelu")
+GELU = partial(of, "ntn", out_dtype=torch.bfloat16, bias="n", activation="gelu")
 BYTE_CIRCUMSTANCES = {
-    "fp8": Circumstance("ntn", dtype=torch.float8_e4m3fn, out_dtype=torch.bfloat16, precision="fp8", scales="rows"),
-    "fp8-blocks": Circumstance(
-        "ntn", dtype=torch.float8_e5m2, out_dtype=torch.float16, precision="fp8", scales="blocks"
-    ),
-    "fp8-fast": Circumstance(
+    "fp8": of("ntn", dtype=torch.float8_e4m3fn, out_dtype=torch.bfloat16, precision="fp8", scales="rows"),
+    "fp8-blocks": of("ntn", dtype=torch.float8_e5m2, out_dtype=torch.float16, precision="fp8", scales="blocks"),
+    "fp8-fast": of(
         "ntt", dtype=torch.float8_e4m3fn, out_dtype=torch.float32, bias="n", precision="fp8 fast", scales="tensor"
     ),
-    "int8": Circumstance("ntn", dtype=torch.int8, out_dtype=torch.int32, precision="int8"),
-    "int8-scaled": Circumstance(
+    "int8": of("ntn", dtype=torch.int8, out_dtype=torch.int32, precision="int8"),
+    "int8-scaled": of(
         "ntn", dtype=torch.int8, out_dtype=torch.bfloat16, has_beta=True, precision="int8", scales="rows"
     ),
     "fp8-gelu": GELU(dtype=torch.float8_e4m3fn, precision="fp8", scales="rows"),
@@ -185,7 +151,7 @@ BYTE_CIRCUMSTANCES = {
 @pytest.mark.parametrize(("name", "config"), legal_cases(BYTE_CIRCUMSTANCES, warp_specialised.configs(torch.int8)))
 def test_every_config_for_bytes(name: str, config: TileConfig) -> None:
     """Whole and split in turn. Sums of fp8 are added up in fp32 after each k-tile of 128, but for fast ones."""
-    problem, names = BYTE_CIRCUMSTANCES[name].problem, list(BYTE_CIRCUMSTANCES)
+    problem, names = BYTE_CIRCUMSTANCES[name], list(BYTE_CIRCUMSTANCES)
     kernel = compiled(problem, config, in_turn(config, CONFIGS.index(config_of_16_bits(config)) + names.index(name)))
     multiplies = "IGMMA" if problem.dtype == torch.int8 else "QGMMA"
     assert kernel.instructions[multiplies] and not kernel.instructions["HGMMA"]
@@ -200,43 +166,50 @@ def config_of_16_bits(config: TileConfig) -> TileConfig:
 
 
 CIRCUMSTANCES = {
-    "c-column-major": Circumstance("tnt"),
-    "c-odd": Circumstance("ntn", gap=1),
-    "c-column-major-odd": Circumstance("nnt", gap=1),
-    "c-half-aligned": Circumstance("nnn", gap=4),  # its pointers still are multiples of 8 bytes
-    "beta": Circumstance("nnn", has_beta=True),
-    "beta-c-odd": Circumstance("ntn", gap=1, has_beta=True),
-    "beta-c-column-major": Circumstance("ttt", has_beta=True),
-    "bias-m": Circumstance("tnn", bias="m"),
-    "bias-n": Circumstance("ntn", bias="n"),
-    **{name: Circumstance("ntn", activation=name) for name in ACTIVATIONS},
-    "float32": Circumstance("nnn", out_dtype=torch.float32),
-    "float32-c-odd": Circumstance("ntt", gap=1, out_dtype=torch.float32, has_beta=True),
-    "float16": Circumstance("ttn", dtype=torch.float16),
-    "batch": Circumstance("tnn", batch=3),
-    "residual": Circumstance("ntn", has_beta=True, bias="n", activation="gelu", residual=True),
-    "everything": Circumstance("ntn", has_beta=True, bias="n", activation="gelu"),
-    "everything-odd": Circumstance("tnt", 1, 3, torch.float16, torch.float32, True, "m", "gelu_tanh"),
+    "c-column-major": of("tnt"),
+    "c-odd": of("ntn", gap=1),
+    "c-column-major-odd": of("nnt", gap=1),
+    "c-half-aligned": of("nnn", gap=4),  # its pointers still are multiples of 8 bytes
+    "beta": of("nnn", has_beta=True),
+    "beta-c-odd": of("ntn", gap=1, has_beta=True),
+    "beta-c-column-major": of("ttt", has_beta=True),
+    "bias-m": of("tnn", bias="m"),
+    "bias-n": of("ntn", bias="n"),
+    **{name: of("ntn", activation=name) for name in ACTIVATIONS},
+    "float32": of("nnn", out_dtype=torch.float32),
+    "float32-c-odd": of("ntt", gap=1, out_dtype=torch.float32, has_beta=True),
+    "float16": of("ttn", dtype=torch.float16),
+    "batch": of("tnn", batch=3),
+    "residual": of("ntn", has_beta=True, bias="n", activation="gelu", residual=True),
+    "everything": of("ntn", has_beta=True, bias="n", activation="gelu"),
+    "everything-odd": of(
+        "tnt", 1, batch=3, dtype=torch.float16, out_dtype=torch.float32, has_beta=True, bias="m", activation="gelu_tanh"
+    ),
 }
 
 
-def tight(circumstance: Circumstance) -> list[TileConfig]:
+def tight(problem: GemmProblem) -> list[TileConfig]:
     """Where accumulators, or a third warpgroup, leave a thread the fewest registers."""
-    legal = circumstance.legal()
-    most = max(config.accumulators() for config in legal)
-    return [config for config in legal if config.accumulators() == most or config.num_warps == 12]
+    found = legal(problem)
+    most = max(config.accumulators() for config in found)
+    return [config for config in found if config.accumulators() == most or config.num_warps == 12]
 
 
 def in_all_tight_ones(name: str) -> list[tuple[TileConfig, str]]:
     """The tight configurations and another in turn, whole and split in turn."""
-    circumstance, turn = CIRCUMSTANCES[name], list(CIRCUMSTANCES).index(name)
-    configs = tight(circumstance)
-    others = [config for config in circumstance.legal() if config not in configs]
+    problem, turn = CIRCUMSTANCES[name], list(CIRCUMSTANCES).index(name)
+    configs = tight(problem)
+    others = [config for config in legal(problem) if config not in configs]
     chosen = [*configs, others[turn % len(others)]]
     return [(config, in_turn(config, i + turn)) for i, config in enumerate(chosen)]
 
 
-@pytest.mark.few(shows=lambda name, config, schedule: {CIRCUMSTANCES[name].orders, config.num_warps, schedule})
+def column_major(name: str) -> tuple[bool, ...]:
+    problem = CIRCUMSTANCES[name]
+    return tuple(x.column_major for x in (problem.a, problem.b, problem.c))
+
+
+@pytest.mark.few(shows=lambda name, config, schedule: {column_major(name), config.num_warps, schedule})
 @pytest.mark.parametrize(
     ("name", "config", "schedule"),
     [
@@ -246,7 +219,7 @@ def in_all_tight_ones(name: str) -> list[tuple[TileConfig, str]]:
     ],
 )
 def test_every_circumstance(name: str, config: TileConfig, schedule: str) -> None:
-    problem = CIRCUMSTANCES[name].problem
+    problem = CIRCUMSTANCES[name]
     assert_claims(compiled(problem, config, schedule), problem, schedule)
 
 
@@ -262,209 +235,7 @@ def test_every_circumstance(name: str, config: TileConfig, schedule: str) -> Non
     ],
 )
 def test_the_heaviest_epilogues_spill_nothing(name: str, config: TileConfig, schedule: str) -> None:
-    compiled(CIRCUMSTANCES[name].problem, config, schedule)
-
-
-# --- Clusters ---
-
-CLUSTERED_CIRCUMSTANCES = {
-    **{orders: Circumstance(orders + "n") for orders in ("nn", "nt", "tn", "tt")},
-    **{name: CIRCUMSTANCES[name] for name in ("beta", "beta-c-odd", "bias-n", "gelu", "batch", "everything-odd")},
-    **FP32_CIRCUMSTANCES,
-    **BYTE_CIRCUMSTANCES,
-}
-OTHER_FORMS = {(4, 1): (192, 128), (1, 4): (64, 64), (8, 1): (64, 64), (1, 8): (64, 64)}
-
-
-def clustered_cases() -> list[Any]:
-    """Every circumstance in a third of its configurations; of other forms one with three consumers and small ones."""
-    found = []
-    for turn, (name, circumstance) in enumerate(CLUSTERED_CIRCUMSTANCES.items()):
-        problem = circumstance.problem
-        configs = warp_specialised.configs(problem.planes.dtype, clusters=True)
-        legal = [config for config in configs if alone_illegal(problem, config) is None]
-        found += [(name, config) for config in legal[turn % 3 :: 3]]
-    for form, tile in OTHER_FORMS.items():
-        config = next(config for config in CONFIGS if tile == (config.BLOCK_M, config.BLOCK_N))
-        found.append(("nn", replace(config, CLUSTER_M=form[0], CLUSTER_N=form[1])))
-    return [pytest.param(name, config, id=f"{name}-{ids(config)}") for name, config in found]
-
-
-def alone_illegal(problem: GemmProblem, config: TileConfig) -> str | None:
-    """Why the configuration is illegal even without clusters, which not every Triton has."""
-    return warp_specialised.illegal(problem, HOPPER, replace(config, CLUSTER_M=1, CLUSTER_N=1))
-
-
-def every_form(name: str, config: TileConfig) -> set[Hashable]:
-    """The fast tier compiles every form and every arithmetic."""
-    return {(config.CLUSTER_M, config.CLUSTER_N), CLUSTERED_CIRCUMSTANCES[name].precision}
-
-
-@pytest.mark.skipif(not CLUSTERS, reason="clusters need Triton 3.9 or newer")
-@pytest.mark.few(shows=every_form)
-@pytest.mark.parametrize(("name", "config"), clustered_cases())
-def test_every_cluster(name: str, config: TileConfig) -> None:
-    """Loads are multicast, barriers of other CTAs are reached, and nothing waits for the whole GPU's memory."""
-    circumstance = CLUSTERED_CIRCUMSTANCES[name]
-    problem = circumstance.problem
-    assert warp_specialised.illegal(problem, HOPPER, config) is None
-    turn = config.CLUSTER_M + list(CLUSTERED_CIRCUMSTANCES).index(name)
-    kernel = compiled(problem, config, in_turn(config, turn))
-    multicast = kernel.asm["sass"].count("UTMALDG.3D.MULTICAST")
-    (launch,) = warp_specialised.launches(problem, config, SCHEDULES["whole"])
-    tiles = [launch.arguments[name] for name in ("a_desc", "b_desc", "b_tail_desc")]
-    a, b, b_tail = (math.ceil(x.block[2] * x.dtype.itemsize / 128) for x in tiles)  # panels
-    consumers, two = config.num_warps // 4, config.tail_n and not launch.arguments["WIDE_MMA"]
-    wanted = (config.CLUSTER_N > 1) * consumers * a + (config.CLUSTER_M > 1) * (b + (b_tail if two else 0))
-    assert multicast == wanted
-    # Both idle partitions are the same code.
-    assert kernel.asm["sass"].count("UCGABAR_WAIT") == consumers + 2, (
-        "each partition joins the cluster, and that is all"
-    )
-    assert "MEMBAR.ALL.GPU" not in kernel.asm["sass"] or in_turn(config, turn) == "split"
-
-
-# --- Tiles of any width ---
-
-WIDTHS = {
-    64: {24: (1, 1), 40: (1, 1), 72: (4, 2), 104: (2, 1), 136: (2, 2), 168: (2, 4), 200: (1, 1), 248: (2, 1)},
-    128: {72: (1, 1), 88: (2, 1), 120: (1, 2), 152: (2, 2), 168: (2, 1), 200: (1, 1), 232: (2, 1), 248: (1, 2)},
-    192: {72: (1, 1), 120: (2, 1), 136: (1, 2), 184: (1, 1)},
-    256: {80: (1, 1), 120: (2, 1), 136: (2, 2), 152: (1, 1), 176: (2, 1), 184: (1, 1)},
-}
-WIDE_CIRCUMSTANCES = {
-    **{orders: Circumstance(orders) for orders in ("ntn", "ttn", "ntt")},
-    "bias-m": Circumstance("ttn", bias="m"),
-    "bias-n": Circumstance("ntn", bias="n"),
-    "gelu": Circumstance("ntn", activation="gelu"),
-    "float32": Circumstance("ntn", out_dtype=torch.float32),
-    "float16": Circumstance("ttt", dtype=torch.float16, batch=3),
-    "everything": Circumstance("ntn", bias="n", activation="gelu_tanh", out_dtype=torch.float32),
-}
-
-
-DEEP = ((64, 48, (1, 1)), (64, 88, (1, 1)), (64, 120, (1, 1)))  # of k-tiles 128 deep
-
-
-def with_deepest_ring(m: int, n: int, form: tuple[int, int], out_itemsize: int, k: int = 64) -> TileConfig:
-    found = [warp_specialised.Config(m, n, k, 8 if m == 256 else m // 16, stages, *form) for stages in range(2, 13)]
-    return [c for c in found if warp_specialised.host.wide_memory(c, out_itemsize) <= SHARED_MEMORY[CAPABILITY]][-1]
-
-
-def wide_cases() -> list[Any]:
-    """Every circumstance in a third of all widths, and in those that leave a thread the fewest registers."""
-    found = []
-    for turn, (name, circumstance) in enumerate(WIDE_CIRCUMSTANCES.items()):
-        itemsize = (circumstance.out_dtype or circumstance.dtype).itemsize
-        tiles = [(m, n, form) for m, widths in WIDTHS.items() for n, form in widths.items()]
-        configs = [with_deepest_ring(*tile, itemsize) for tile in tiles]
-        configs += [with_deepest_ring(*tile, itemsize, 128) for tile in DEEP]
-        found += [
-            pytest.param(name, config, id=f"{name}-{ids(config)}")
-            for i, config in enumerate(configs)
-            if i % 3 == turn % 3 or (config.BLOCK_M >= 192 and config.BLOCK_N == 184)
-        ]
-    return found
-
-
-def every_height(name: str, config: TileConfig) -> set[Hashable]:
-    """The fast tier compiles every circumstance and every height, with the most accumulators."""
-    return {name, config.BLOCK_M, config.BLOCK_K, ("accumulators", config.BLOCK_M, config.accumulators() >= 96)}
-
-
-@pytest.mark.skipif(not CLUSTERS, reason="wide products need Triton 3.9 or newer")
-@pytest.mark.few(shows=every_height)
-@pytest.mark.parametrize(("name", "config"), wide_cases())
-def test_every_width(name: str, config: TileConfig) -> None:
-    """One `wgmma` of that width for 16 of K and 64 rows, and none waits for the one before; whole and split in turn."""
-    problem = WIDE_CIRCUMSTANCES[name].problem
-    assert warp_specialised.illegal(problem, HOPPER, config) is None
-    schedule = in_turn(config, list(WIDE_CIRCUMSTANCES).index(name) + config.BLOCK_N // 8)
-    kernel = compiled(problem, config, schedule)
-    assert_claims(kernel, problem, schedule)
-    products = re.findall(r"HGMMA\.(\w+)", kernel.asm["sass"])
-    assert products == [f"64x{config.BLOCK_N}x16"] * (config.BLOCK_M // 64 * config.BLOCK_K // 16)
-    waits = re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])
-    assert len(waits) == 2 * config.num_warps // 4, "a product waits for the one before"
-
-
-# --- Few rows ---
-
-OF_FEW = {
-    "bf16": (Circumstance("ntn"), (64, 48, 128, 7), (5, N)),
-    "bf16-columns": (Circumstance("ntt"), (64, 16, 128, 8), (M, 5)),
-    "split": (Circumstance("ntn", out_dtype=torch.float32), (64, 64, 128, 6), (33, N)),
-    "tf32": (Circumstance("ntn", dtype=torch.float32, precision="tf32"), (64, 64, 64, 6), (20, N)),
-    "int8": (Circumstance("ntn", dtype=torch.int8, out_dtype=torch.int32), (64, 128, 256, 4), (9, N)),
-    "fp8-blocks": (BYTE_CIRCUMSTANCES["fp8-blocks"], (64, 64, 128, 8), (20, N)),
-}
-
-
-@pytest.mark.skipif(not CLUSTERS, reason="all rows of a tile are copied before Triton 3.9")
-@pytest.mark.parametrize("name", OF_FEW)
-def test_few_rows(name: str) -> None:
-    """One box fewer than a tile has rows, by PTX; it fits, and spills nothing."""
-    circumstance, (m, n, k, stages), (rows, columns) = OF_FEW[name]
-    whole = circumstance.problem
-    a, b, c = whole.a.strides, whole.b.strides, whole.c.strides
-    across = Layout((0, 1, rows)) if whole.c.column_major else Layout((0, columns, 1))
-    problem = replace(whole, M=rows, N=columns, a=Layout(a), b=Layout(b), c=across if c[0] == 0 else whole.c)
-    config = warp_specialised.Config(m, n, k, 4, stages)
-    assert warp_specialised.illegal(problem, HOPPER, config) is None
-    (launch,) = warp_specialised.launches(problem, config, Schedule(20))
-    assert min(rows, columns) <= max(launch.arguments["A_COPIED"], launch.arguments["B_COPIED"]) < 64
-    kernel = compiled(problem, config, "split" if name == "split" else Schedule(20))
-    assert "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier" in kernel.asm["ptx"]
-
-
-# --- Parts in turn ---
-
-CIRCUMSTANCES_IN_TURN = {
-    **{orders: Circumstance(orders + "n") for orders in ("nt", "tn")},
-    **{name: CIRCUMSTANCES[name] for name in ("beta", "beta-c-odd", "bias-n", "gelu", "everything", "everything-odd")},
-    **FP32_CIRCUMSTANCES,
-    **{name: BYTE_CIRCUMSTANCES[name] for name in ("fp8", "fp8-blocks", "fp8-fast")},
-}
-
-
-def cases_in_turn() -> list[Any]:
-    """Every circumstance in all legal configurations, a third of those in clusters, and widths with the most
-    accumulators."""
-    found = []
-    for turn, (name, circumstance) in enumerate(CIRCUMSTANCES_IN_TURN.items()):
-        problem = circumstance.problem
-        configs = list(warp_specialised.configs(problem.planes.dtype))
-        if CLUSTERS:
-            configs += warp_specialised.configs(problem.planes.dtype, clusters=True)[turn % 3 :: 3]
-            configs += [
-                with_deepest_ring(*tile, 2) for tile in ((64, 184, (2, 1)), (128, 184, (1, 2)), (256, 96, (2, 1)))
-            ]
-        legal = [c for c in configs if warp_specialised.illegal(problem, HOPPER, c, PARTS_IN_TURN) is None]
-        assert legal, "nothing is legal in turn"
-        found += [pytest.param(name, config, id=f"{name}-{ids(config)}") for config in legal]
-    return found
-
-
-def most_sums(name: str, config: TileConfig) -> set[Hashable]:
-    """What the fast tier shows: of every dtype where registers are fewest."""
-    problem = CIRCUMSTANCES_IN_TURN[name].problem
-    configs = warp_specialised.configs(problem.planes.dtype)
-    legal = [c for c in configs if warp_specialised.illegal(problem, HOPPER, c, PARTS_IN_TURN) is None]
-    most = config.accumulators() == max(c.accumulators() for c in legal)
-    return {problem.dtype if most else "others", config.num_warps, ("cluster", config.ctas > 1)}
-
-
-@pytest.mark.few(shows=most_sums)
-@pytest.mark.parametrize(("name", "config"), cases_in_turn())
-def test_parts_in_turn(name: str, config: TileConfig) -> None:
-    """Nothing goes through memory but what the epilogue reads, and no product waits for the one before. Half of them
-    have parts of two k-tiles' multiples."""
-    problem = CIRCUMSTANCES_IN_TURN[name].problem
-    kernel = compiled(problem, config, replace(PARTS_IN_TURN, unit=1 + config.BLOCK_N // 16 % 2))
-    assert not SPLITTING["ld"] & accesses(kernel, "ld")
-    waits = re.findall(r"WARPGROUP\.DEPBAR", kernel.asm["sass"])
-    promoted = warp_specialised.promotion.promotes(problem)
-    assert len(waits) <= config.num_warps // 4 * (4 if promoted else 2)
+    compiled(CIRCUMSTANCES[name], config, schedule)
 
 
 # --- The predicate ---
@@ -484,7 +255,7 @@ def test_parts_in_turn(name: str, config: TileConfig) -> None:
     ],
 )
 def test_what_it_cannot_multiply_is_named(change: dict[str, object], reason: str) -> None:
-    problem = replace(Circumstance().problem, **change)
+    problem = replace(of(), **change)
     for config in CONFIGS:
         why = warp_specialised.illegal(problem, HOPPER, config)
         assert why is not None and why.startswith(reason)
@@ -493,5 +264,5 @@ def test_what_it_cannot_multiply_is_named(change: dict[str, object], reason: str
 def test_other_gpus_are_refused() -> None:
     for capability in SHARED_MEMORY:
         device = device_of_capability(capability)
-        refused = [warp_specialised.illegal(Circumstance().problem, device, config) for config in CONFIGS]
+        refused = [warp_specialised.illegal(of(), device, config) for config in CONFIGS]
         assert all((why is None) == (capability == CAPABILITY) for why in refused)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support import planted_bugs
-from tests.support.gluon_on_cpu import run, simulated
+from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
+from tests.support.simulated_plans import Launched
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import fma
+from triton_gemm.kernels.launch import Launch
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.problem import GemmProblem, Layout
 
@@ -25,34 +25,24 @@ ORDERS = ("nn", "nt", "tn", "tt")
 SPLITS = (1, 3, -3)  # parts of K; negative: whose programs take turns
 
 
-@dataclass
-class Simulation:
-    """The kernel in one configuration, in a plan's place: over copies of what it cannot read, perhaps turned."""
+def simulation(
+    problem: GemmProblem, config: TileConfig, split_k: int, module: SimpleNamespace, swapped: bool = False
+) -> Launched:
+    """Over copies of what the kernel cannot read."""
 
-    problem: GemmProblem
-    config: TileConfig
-    split_k: int
-    swapped: bool
-    module: SimpleNamespace
+    def launches(problem: GemmProblem) -> tuple[Launch, ...]:
+        assert fma.illegal(problem, DEVICE, config, split_k) is None
+        module.launches.__globals__["LARGEST_WORKSPACE"] = 0 if split_k < 0 else 1 << 40
+        (launch,) = module.launches(problem, config, abs(split_k))
+        assert launch.arguments["IN_TURN"] is (split_k < 0)
+        return (launch,)
 
-    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
-        names = fma.unreadable(self.problem)
-        problem = repacked(self.problem, names)
-        a = copied(a, problem.a) if "a" in names else a
-        b = copied(b, problem.b) if "b" in names else b
-        if self.swapped:
-            problem, a, b = problem.swap_ab(), b, a
-        assert fma.illegal(problem, DEVICE, self.config, self.split_k) is None
-        self.module.launches.__globals__["LARGEST_WORKSPACE"] = 0 if self.split_k < 0 else 1 << 40
-        (launch,) = self.module.launches(problem, self.config, abs(self.split_k))
-        assert launch.arguments["IN_TURN"] is (self.split_k < 0)
-        counters = torch.zeros(launch.counters, dtype=torch.int32)
-        operands = {"a": a, "b": b, "c": c, "counters": counters}
-        operands |= zip(problem.auxiliary, auxiliary, strict=True)
-        operands["workspace"] = torch.full((launch.workspace // 4,), torch.nan)
-        operands |= {t.name: torch.full(t.shape, torch.nan, dtype=t.dtype) for t in launch.temporaries}
-        run(launch, operands, {"alpha": alpha, "beta": beta})
-        assert not counters.any(), "counters are not zero afterwards"
+    def readable(problem: GemmProblem, a: Tensor, b: Tensor) -> tuple[GemmProblem, Tensor, Tensor]:
+        names = fma.unreadable(problem)
+        problem = repacked(problem, names)
+        return problem, copied(a, problem.a) if "a" in names else a, copied(b, problem.b) if "b" in names else b
+
+    return Launched(problem, launches, swapped, readable)
 
 
 def copied(x: Tensor, layout: Layout) -> Tensor:
@@ -76,7 +66,7 @@ def check(
     operands = Operands(case, CPU)
     if operands.problem.has_beta and operands.problem.activation == "gelu":
         return  # illegal
-    operands.check(Simulation(operands.problem, config, split_k, swapped, module), abs(split_k), times)
+    operands.check(simulation(operands.problem, config, split_k, module, swapped), abs(split_k), times)
 
 
 @pytest.mark.few
@@ -106,45 +96,3 @@ def test_a_pitch_that_no_tile_spans_in_32_bits_is_refused() -> None:
     far = Layout((0, 1, 2**28))
     square = GemmProblem(1, 64, 64, 64, torch.float32, torch.float32, "ieee", far, far.transposed, far.transposed)
     assert "spans more than" in str(fma.illegal(square, DEVICE, fma.CONFIGS[0]))
-
-
-# --- Planted bugs ---
-
-BUGS: dict[str, tuple[tuple[str, str], ...]] = {
-    "does-not-wait-for-copies": (("        wait_group(STAGES - 2)\n", ""),),
-    "waits-for-one-copy-less": (("wait_group(STAGES - 2)", "wait_group(STAGES - 1)"),),
-    "no-barrier": (("        tl.debug_barrier()  # the k-tile has", "        # the k-tile has"),),
-    "barrier-before-the-wait": (
-        ("        wait_group(STAGES - 2)\n", "        tl.debug_barrier()\n        wait_group(STAGES - 2)\n"),
-        ("        tl.debug_barrier()  # the k-tile has", "        # the k-tile has"),
-    ),
-    "copies-into-the-slot-in-use": (("free = gl.where(slot == 0, STAGES - 1, slot - 1)", "free = slot"),),
-    "ends-under-copies": (("    wait_group(0)  # the", "    # the"),),
-    "slot-does-not-advance": (("slot = gl.where(slot == STAGES - 1, 0, slot + 1)", "slot = slot"),),
-    "k-tail-not-masked": (("(rows < left)[:, None] & inside[None, :]", "inside[None, :]"),),
-    "edge-not-masked": (("(rows < left)[:, None] & inside[None, :]", "(rows < left)[:, None]"),),
-    "edge-masked-by-elements-below": (("whole(extent + VECTOR - 1, VECTOR)", "whole(extent, VECTOR)"),),
-    "reads-the-share-after": (("end = gl.minimum(begin + share, K)", "end = K"),),
-    "squares-in-another-order": (("return first.reshape(shape), second", "return second.reshape(shape), first"),),
-    "squares-twice": (("first, second, third, fourth = second, third, fourth, first", "pass"),),
-    "squares-side-by-side": (("rows // 16 * 32", "rows // 16 * 16"),),
-    "batch-ignored-in-b": (("b_ptr += batch.to(gl.int64)", "b_ptr += 0 * batch.to(gl.int64)"),),
-    "matrices-of-b-are-a-row-apart": (("whole(stride_bz, VECTOR)", "whole(stride_bk, VECTOR)"),),
-    "a-part-of-the-sum-is-left-out": (("gl.static_range(1, SPLIT_K)", "gl.static_range(2, SPLIT_K)"),),
-    "parts-share-a-block": (("tile * SPLIT_K + part, rows", "tile * SPLIT_K, rows"),),
-    "alpha-twice": (("stride_cn, 1, 1.0,", "stride_cn, 1, -0.5,"),),
-    "nobody-waits-for-its-turn": (("            wait_turn(counters_ptr + tile, part, last)\n", "            pass\n"),),
-    "a-turn-adds-nothing": (("if part > 0:\n            sums +=", "if part > 0:\n            _ ="),),
-    "counter-is-left": (("    if last:\n        tl.store(counter_ptr, 0)", "    if last:\n        pass"),),
-    "an-fma-of-other-elements": (("(j >> 2) << 4 | (i >> 2) << 5", "(j >> 2) << 4"),),
-}  # fmt: skip
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_caught(bug: str) -> None:
-    with planted_bugs.caught(bug):
-        broken = simulated("fma", BUGS.get(bug, ()))
-        for split_k in SPLITS:
-            for orders in ("tnn", "nnn"):
-                case = Case((70, 75, 99), orders, batch=2, pad=1 if orders == "nnn" else 8, alpha=0.5, **FP32)
-                check(case, fma.CONFIGS[-1], split_k, broken)

@@ -12,21 +12,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support.compiled_kernels import compiled
 from tests.support.epilogue_truth import activated
-from tests.support.gluon_on_cpu import run, simulated
+from tests.support.gluon_on_cpu import run
 from tests.support.group_truth import assert_gated, listed_tiles
 from tests.support.kernel_cases import ids
-from tests.support.simulated_plans import Simulation
+from tests.support.simulated_plans import simulation
 from tests.support.table_fakes import HOPPER
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
-from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.kernels.warp_specialised.configs import GATED, GATED_CLUSTERED
 from triton_gemm.problem import GATES, GemmProblem, both_products
-from triton_gemm.runtime import aot, binaries
 from triton_gemm.selection.select import select
 
 EVERY = GATED + GATED_CLUSTERED * CLUSTERS
@@ -64,7 +63,7 @@ def check(
     problem = GemmProblem.of(a, b.mT, c, activation=activation, bias="n" if biased else None, gate=True)
     assert kernel.illegal(problem, HOPPER, config, Schedule(programs)) is None
     auxiliary = (bias, gate.mT, gate_bias) if biased else (gate.mT,)
-    Simulation(problem, config, Schedule(programs, group_m=2), kernel).run(a, b.mT, c, auxiliary, 1.0, 0.0)
+    simulation(problem, config, Schedule(programs, group_m=2), kernel).run(a, b.mT, c, auxiliary, 1.0, 0.0)
     up, of_gate = (a.double() @ x.double().mT for x in (b, gate))
     if biased:
         up, of_gate = up + bias.double(), of_gate + gate_bias.double()
@@ -113,43 +112,7 @@ def test_groups(kernel: SimpleNamespace, config: TileConfig) -> None:
     check_groups(kernel, config, ("swiglu", "geglu_tanh", "reglu")[GATED.index(config) % 3])
 
 
-BUGS = {
-    "the gate's columns follow the tile's": ("load", "tail = item.n if config.GATE else", "tail ="),
-    "the gate is taken for the other": ("output", "sums = gated(sums, of_gate,", "sums = gated(of_gate, sums,"),
-    "one bias for both": ("output", "gl.load(output.gate_bias_ptr + offs_n", "gl.load(output.bias_ptr + offs_n"),
-}
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_found(bug: str) -> None:
-    _, old, new = BUGS[bug]
-    config = next(c for c in GATED if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
-    broken = simulated("warp_specialised", [(old, new)])
-    with pytest.raises(AssertionError):
-        check(broken, config, (70, 136, 200), 2, "swiglu", biased=True)
-
-
-BUGS_OF_GROUPS = {
-    "one gate for all groups": ("load(tail_desc, B_TAIL_DESC, batch_b,", "load(tail_desc, B_TAIL_DESC, 0 * batch_b,"),
-    "rows of other groups": ("offs_m < rows_end)[:, None] & (offs_n", "offs_m < output.M)[:, None] & (offs_n"),
-}
-
-
-@pytest.mark.parametrize("bug", BUGS_OF_GROUPS)
-def test_planted_bugs_of_groups_are_found(bug: str) -> None:
-    config = next(c for c in GATED if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
-    with pytest.raises(AssertionError):
-        check_groups(simulated("warp_specialised", [BUGS_OF_GROUPS[bug]]), config, "swiglu")
-
-
 # --- The compiler ---
-
-
-def compiled(problem: GemmProblem, made: tuple[Launch, ...], capability: tuple[int, int] = (9, 0)) -> aot.Compiled:
-    """The last of the launches."""
-    launch = made[-1].programmatic() if capability >= (9, 0) else made[-1]
-    arguments = materialise(launch, binaries.operands_of(problem, made), binaries.SCALARS)
-    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
 
 
 @pytest.mark.few(shows=every_form)

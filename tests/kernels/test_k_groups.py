@@ -11,12 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.kernels.test_compile_portable import compile_launch
-from tests.support import planted_bugs
-from tests.support.gluon_on_cpu import simulated
+from tests.support.compiled_kernels import compiled
 from tests.support.group_truth import assert_right
 from tests.support.kernel_cases import ids
-from tests.support.simulated_plans import Simulation
+from tests.support.simulated_plans import simulation
 from tests.support.table_fakes import HOPPER
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import warp_specialised
@@ -67,7 +65,7 @@ def check(
         x, y = torch.full_like(a.mT, torch.nan).mT, torch.full_like(b, torch.nan)
         for begin, end in (bounds[g] for g in kept):
             x[:, begin:end], y[begin:end] = a[:, begin:end], b[begin:end]
-        Simulation(problem, config, schedule, kernel).run(x, y, c, (torch.tensor(ends, dtype=torch.int32),), 1.0, 0.0)
+        simulation(problem, config, schedule, kernel).run(x, y, c, (torch.tensor(ends, dtype=torch.int32),), 1.0, 0.0)
         for g in kept:
             begin, end = bounds[g]
             assert_right(a[:, begin:end], b[begin:end], torch.tensor([end - begin]), c[g : g + 1])
@@ -96,27 +94,6 @@ def test_ends_anywhere(kernel: SimpleNamespace, name: str) -> None:
     check(kernel, SMALL, ENDS[name], 256)
 
 
-FROM_THE_FIRST_ROW = ("gl.minimum(k - begin, 0)", "gl.minimum(k - begin, 1) * 0")
-BUGS = {
-    "begins-before-the-group": (FROM_THE_FIRST_ROW, ("gl.maximum(k, begin)", "gl.maximum(k, 0)")),
-    "reads-the-next-group": (FROM_THE_FIRST_ROW,),
-    "leaves-out-a-short-k-tile": (("begin + config.BLOCK_K - 1) //", "begin) //"),),
-    "one-group-s-rows-for-all": (("range_of(work.ends_ptr, group,", "range_of(work.ends_ptr, group * 0,"),),
-    "counts-no-bytes-of-b": (("b_desc.block_type.nbytes + tail_bytes", "tail_bytes"),),
-    "waits-for-no-slot": (
-        ("mbarrier.wait(ring.empty.index(slot), phase)\n            mbarrier.expect", "mbarrier.expect"),
-    ),
-    "ends-under-stores": (("    tma.store_wait(0)\n\n\n@gluon.jit(do", "\n\n@gluon.jit(do"),),
-}
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_caught(bug: str) -> None:
-    module = simulated("warp_specialised", BUGS.get(bug, ()))
-    with planted_bugs.caught(bug):
-        of_sizes(module, SMALL)
-
-
 def problem(out_dtype: torch.dtype = BF16, dtype: torch.dtype = BF16, turned: bool = False) -> GemmProblem:
     M, N, K = 1024, 1280, 2048
     a, b, c = Layout((0, 1, M)), Layout((0, N, 1)), Layout((M * N, 1, M) if turned else (M * N, N, 1))
@@ -135,8 +112,7 @@ def test_it_fits_spills_nothing_and_moves_all_by_tma(name: str, config: TileConf
     if warp_specialised.illegal(given, HOPPER, config, schedule) is not None:
         assert given.out_dtype == torch.float32, "no config may be there for nothing"
         return
-    (launch,) = warp_specialised.launches(given, config, schedule)
-    made = compile_launch(launch, {"a": given.dtype, "b": given.dtype, "c": given.out_dtype, "ends": torch.int32})
+    made = compiled(given, warp_specialised.launches(given, config, schedule))
     assert made.spills == 0
     assert made.shared <= warp_specialised.shared_memory(given, config)
     for instruction in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "ACQBULK"):

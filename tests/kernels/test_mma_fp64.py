@@ -4,19 +4,18 @@ the places that a lane's registers have in an instruction."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.support import planted_bugs
-from tests.support.gluon_on_cpu import run, simulated
+from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
+from tests.support.simulated_plans import Launched
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import mma_fp64
+from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem
 
 CPU = torch.device("cpu")
@@ -26,24 +25,6 @@ ORDERS = ("nn", "nt", "tn", "tt")
 MAIN = mma_fp64.CONFIGS[0]
 
 
-@dataclass
-class Simulation:
-    """The kernel in one configuration, in a plan's place, perhaps turned."""
-
-    problem: GemmProblem
-    config: TileConfig
-    swapped: bool
-    module: SimpleNamespace
-
-    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
-        problem = self.problem.swap_ab() if self.swapped else self.problem
-        assert mma_fp64.illegal(problem, DEVICE, mma_fp64.CONFIGS[-1]) is None
-        (launch,) = self.module.launches(problem, self.config)
-        operands = {"a": b, "b": a} if self.swapped else {"a": a, "b": b}
-        operands |= {"c": c, **dict(zip(problem.auxiliary, auxiliary, strict=True))}
-        run(launch, operands, {"alpha": alpha, "beta": beta})
-
-
 @pytest.fixture(scope="module")
 def kernel() -> SimpleNamespace:
     return simulated("mma_fp64")
@@ -51,7 +32,12 @@ def kernel() -> SimpleNamespace:
 
 def check(case: Case, config: TileConfig, module: SimpleNamespace, *, swapped: bool = False) -> None:
     operands = Operands(case, CPU)
-    operands.check(Simulation(operands.problem, config, swapped, module))
+
+    def launches(problem: GemmProblem) -> tuple[Launch, ...]:
+        assert mma_fp64.illegal(problem, DEVICE, mma_fp64.CONFIGS[-1]) is None
+        return module.launches(problem, config)
+
+    operands.check(Launched(operands.problem, launches, swapped))
 
 
 @pytest.mark.few
@@ -150,35 +136,3 @@ def test_shared_memory_has_no_bank_conflicts(config: TileConfig, along_k: bool, 
         moved = [place for lane in places[first : first + together] for place in lane[:vector]]
         assert len({word(*place) % 16 for place in moved}) == 16
         assert len({(place[0] if along_k else place[1]) for place in moved}) <= 16 // min(k, 16)
-
-
-# --- Planted bugs ---
-
-BUGS: dict[str, tuple[tuple[str, str], ...]] = {
-    "does-not-wait-for-copies": (("                wait_group(num_stages - 2)\n", ""),),
-    "waits-for-one-copy-less": (("wait_group(num_stages - 2)", "wait_group(num_stages - 1)"),),
-    "no-barrier": (("                tl.debug_barrier()  # the next", "                # the next"),),
-    "no-barrier-before-the-first-step": (("    tl.debug_barrier()\n    a, b = fragments", "    a, b = fragments"),),
-    "ends-under-copies": (("    wait_group(0)  # the", "    # the"),),
-    "slot-does-not-advance": (("slot = gl.where(slot == num_stages - 1, 0, slot + 1)", "slot = slot"),),
-    "the-same-step-again": (("index(slot), step + 1, layouts)", "index(slot), step, layouts)"),),
-    "k-tail-not-masked": (("mask=(k < whole(left, VECTOR if UNIT == 1 else 1)) & inside", "mask=(k >= 0) & inside"),),
-    "k-tail-of-the-first-k-tiles": (("K - stage * BLOCK_K, A_UNIT", "K, A_UNIT"),),
-    "k-tail-of-the-k-tile-before": (("left - num_stages * BLOCK_K, A", "left - (num_stages - 1) * BLOCK_K, A"),),
-    "edge-not-masked": (("rows < whole(extent, VECTOR if UNIT == 0 else 1)", "rows >= 0"),),
-    "edge-of-the-first-tile": (("places(a_m, a_k, M - m,", "places(a_m, a_k, M,"),),
-    "batch-ignored-in-b": (("b_ptr += batch * whole(stride_bz", "b_ptr += 0 * batch * whole(stride_bz"),),
-    "quarters-in-another-order": (("return first.reshape(shape), second", "return second.reshape(shape), first"),),
-    "quarters-twice": (("first, second, third, fourth = second, third, fourth, first", "pass"),),
-    "quarters-of-a-tile": (("rows // ROWS * (QUARTERS * ROWS)", "rows // ROWS * ROWS"),),
-    "b-for-a": (("a.reshape((a.shape[0] // 8, 8, 4))", "b.reshape((a.shape[0] // 8, 8, 4))"),),
-}  # fmt: skip
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_caught(bug: str) -> None:
-    with planted_bugs.caught(bug):
-        broken = simulated("mma_fp64", BUGS.get(bug, ()))
-        for K, orders, config in ((99, "tnn", MAIN), (99, "ntn", mma_fp64.CONFIGS[-1]), (29, "tnn", MAIN)):
-            case = Case((70, 75, K), orders, batch=2, pad=1 if orders == "ntn" else 8, alpha=0.5, **FP64)
-            check(case, config, broken)

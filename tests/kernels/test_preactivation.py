@@ -13,13 +13,13 @@ from torch import Tensor
 
 from tests.kernels import test_fma as of_fma
 from tests.kernels import test_skinny as of_skinny
-from tests.support import planted_bugs
 from tests.support.gluon_on_cpu import run, simulated
 from tests.support.group_truth import listed_tiles
 from tests.support.kernel_cases import Case, Operands, blocks, ids, reduced
 from tests.support.preactivations import CPU, STORING, check, check_gated, storing
-from tests.support.simulated_plans import Simulation
+from tests.support.simulated_plans import Launched, simulation
 from tests.support.table_fakes import HOPPER
+from tests.support.tiles_on_cpu import of_tile
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import fma, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
@@ -29,17 +29,13 @@ from triton_gemm.problem import GATES, GemmProblem
 CONFIGS = warp_specialised.CONFIGS
 
 
-def tile(m: int, n: int) -> TileConfig:
-    return next(c for c in CONFIGS if (m, n) == (c.BLOCK_M, c.BLOCK_N))
-
-
 # Four epilogue tiles, in a loop; a tail; two consumers; what leaves room for sums of parts in turn.
-TILES = (tile(64, 256), tile(64, 96), tile(128, 128), tile(64, 32))
-NARROW = replace(tile(64, 64), BLOCK_N=88, BLOCK_K=64)  # its last columns are stored in narrow epilogue tiles
+TILES = (of_tile(64, 256), of_tile(64, 96), of_tile(128, 128), of_tile(64, 32))
+NARROW = replace(of_tile(64, 64), BLOCK_N=88, BLOCK_K=64)  # its last columns are stored in narrow epilogue tiles
 
 
-def plan_of(kernel: SimpleNamespace, config: TileConfig, schedule: Schedule) -> Callable[[GemmProblem], Simulation]:
-    return lambda problem: Simulation(problem, config, schedule, kernel)
+def plan_of(kernel: SimpleNamespace, config: TileConfig, schedule: Schedule) -> Callable[[GemmProblem], Launched]:
+    return lambda problem: simulation(problem, config, schedule, kernel)
 
 
 def schedules(case: Case, config: TileConfig) -> dict[str, Schedule]:
@@ -79,7 +75,7 @@ def test_other_sums_of_the_warp_specialised_kernel(kernel: SimpleNamespace, name
     """Of other operands, and where one `wgmma` spans a width that is no power of two; whole and split."""
     narrow = name.startswith("narrow")
     case = Case((72, 184, 600), **{"orders": "ntn", **OTHER_SUMS[name]})  # type: ignore[arg-type]
-    config = NARROW if narrow else replace(tile(64, 64), BLOCK_K=32)
+    config = NARROW if narrow else replace(of_tile(64, 64), BLOCK_K=32)
     for how in ("whole", "split"):
         schedule = schedules(case, config)[how]
         launch = kernel.launches(Operands(case, CPU).problem, config, schedule)[-1]
@@ -118,7 +114,7 @@ class InGroups:
 
 
 def check_groups(kernel: SimpleNamespace) -> None:
-    config = next(c for c in GATED if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
+    config = of_tile(64, 64, among=GATED)
     made = partial(InGroups, config=config, module=kernel)
     check_gated((150, 136, 200), "swiglu", made, ends=[0, 1, 69, 69, 133])
 
@@ -141,7 +137,7 @@ def test_fma(name: str, split_k: int) -> None:
     if case.beta and case.activation == "gelu":
         case = replace(case, activation="silu")
     kernel = simulated("fma")
-    check(case, lambda problem: of_fma.Simulation(problem, config, split_k, turn % 2 > 0, kernel), abs(split_k))
+    check(case, lambda problem: of_fma.simulation(problem, config, split_k, kernel, turn % 2 > 0), abs(split_k))
 
 
 @pytest.mark.few
@@ -153,56 +149,4 @@ def test_skinny(name: str, swapped: bool) -> None:
     case = storing(name, (m - 3, 2 * n + 3, k + 40))
     case = replace(case, orders="nt" + case.orders[2], size=(*case.size[1::-1], case.size[2]) if swapped else case.size)
     kernel = simulated("skinny")
-    check(case, lambda problem: of_skinny.Simulation(problem, config, swapped, kernel))
-
-
-# --- Planted bugs ---
-
-BUGS = {
-    "of other matrices of a batch": ("ptr += batch.to(gl.int64) *", "ptr += 0 * batch.to(gl.int64) *"),
-    "rows past the end": ("mask = (rows < rows_end - m) &", "mask = (rows < output.M + 1 - m) &"),
-    "columns past the end": ("(columns < whole(output.N - n, VECTOR))", "(columns < x.shape[1])"),
-    "after the activation": (
-        "    if beside is not None:\n",
-        "    sums = after_activation(sums, output.beta, c, config.HAS_BETA, config.ACTIVATION)\n"
-        "    if beside is not None:\n",
-    ),
-    "through the buffer that C leaves by": ("(number + (config.STORES - 1)) %", "number %"),
-    "stores that are not counted": ("number = config.STORES * count", "number = count"),
-    "into a buffer in use": ("    tma.store_wait(BUFFERS - 1)  # all", "    tma.store_wait(BUFFERS)  # all"),
-    "narrow tiles through one buffer": ("staging.rest, STORES * p + 1, batch", "staging.rest, STORES * p, batch"),
-    "narrow tiles in buffers for others": ("output, staging.rest, STORES", "output, staging.buffers, STORES"),
-}
-BUGS_OF_GATES = {
-    "the products are taken for one another": (
-        "                sums, output.ungated",
-        "                of_gate, output.ungated",
-    ),
-    "both through one buffer": ("staging.buffers, number + 1, batch", "staging.buffers, number, batch"),
-    "rows of other groups": (
-        "pointers_like_c(beside, x, output, batch, m, n, rows_end)",
-        "pointers_like_c(beside, x, output, batch, m, n, output.M)",
-    ),
-    "without its bias": (
-        'of_gate = biased(of_gate, gate_bias, config.BIAS != "")',
-        "of_gate = biased(of_gate, gate_bias, False)",
-    ),
-}
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_found(bug: str) -> None:
-    broken = simulated("warp_specialised", [BUGS[bug]] if bug in BUGS else [])
-    with planted_bugs.caught(bug):
-        for name in ("batch", "residual-batch"):  # by TMA and by pointers, less than a tile
-            check(storing(name, (40, 24, 200)), plan_of(broken, tile(64, 32), Schedule(3)))
-        check(storing("bias-n", (72, 88, 200)), plan_of(broken, NARROW, Schedule(1)))
-
-
-@planted_bugs.with_each(BUGS_OF_GATES)
-def test_planted_bugs_of_gates_are_found(bug: str) -> None:
-    broken = simulated("warp_specialised", [BUGS_OF_GATES[bug]] if bug in BUGS_OF_GATES else [])
-    config = next(c for c in GATED if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
-    with planted_bugs.caught(bug):
-        check_gated((70, 136, 200), "swiglu", plan_of(broken, config, Schedule(2)), biased=True)
-        check_groups(broken)
+    check(case, lambda problem: of_skinny.simulation(problem, config, kernel, swapped))

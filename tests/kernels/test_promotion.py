@@ -8,10 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support import planted_bugs
-from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import Case, Operands
-from tests.support.simulated_plans import CPU, Simulation, check
+from tests.support.simulated_plans import CPU, summed
 from tests.support.table_fakes import HOPPER
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.schedule import Schedule
@@ -49,11 +47,7 @@ def test_bits_do_not_depend_on_waves_and_pieces(
     results, classes = [], set()
     for one in (config, WHOLE):
         assert warp_specialised.illegal(operands.problem, HOPPER, one) is None
-        operands.c.fill_(torch.nan)
-        Simulation(operands.problem, one, Schedule(2), kernel).run(
-            operands.a, operands.b, operands.c, tuple(operands.scales), 1.0, 0.0
-        )
-        results.append(operands.c.clone())
+        results.append(summed(operands, one, Schedule(2), kernel))
         classes.add(warp_specialised.order_of_sums(operands.problem, one, Schedule(2)))
     assert torch.equal(*results)
     assert len(classes) == 1
@@ -68,25 +62,3 @@ def test_what_has_no_waves_or_pieces() -> None:
         assert why is not None and "too few registers" in why
     for config, reason in ((BY_ROWS, "too few registers"), (DEEP, "more than a piece")):
         assert reason in (warp_specialised.illegal(problem("blocks"), HOPPER, config) or "")
-
-
-BUGS: dict[str, tuple[tuple[str, str], ...]] = {
-    "the-second-wave-has-the-first-s-rows": (("a.slice(WAVE * M, M, 0)", "a.slice(0, M, 0)"),),
-    "the-second-wave-has-the-first-s-columns": (("b.slice(WAVE * N, N, 1)", "b.slice(0, N, 1)"),),
-    "waves-change-places": (("acc = joined(first, second,", "acc = joined(second, first,"),),
-    "promotes-a-wave-that-is-under-way": (
-        ("        more = warpgroup_mma_wait(0, deps=(more,))\n        first", "        first"),
-    ),
-    "the-second-wave-has-the-first-s-scales-of-columns": (("factors, not BY_ROWS, config", "factors, False, config"),),
-    "the-second-piece-is-the-first": (("a.slice(PIECE * K, K, 1)", "a.slice(0, K, 1)"),),
-    "the-first-piece-is-left-out": (("        acc += first\n", ""),),
-    "adds-the-second-piece-that-is-under-way": (("        second = warpgroup_mma_wait(0, deps=(second,))\n", ""),),
-}
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_of_promotion_are_caught(bug: str) -> None:
-    broken = simulated("warp_specialised", BUGS.get(bug, ()))
-    with planted_bugs.caught(bug):
-        for config, scales in ((BY_ROWS, "rows"), (BY_COLUMNS, "blocks"), (DEEP, "rows")):
-            check(case(scales), config, SPLIT, broken)

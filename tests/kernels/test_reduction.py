@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.kernels.test_compile_portable import compile_launch
-from tests.support import planted_bugs
-from tests.support.gluon_on_cpu import simulated
+from tests.support.compiled_kernels import compile_launch
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, circumstance, ids, of_bytes, reduced
-from tests.support.simulated_plans import CPU, Simulation, check
+from tests.support.simulated_plans import CPU, check, summed
 from tests.support.table_fakes import HOPPER
+from tests.support.tiles_on_cpu import of_cluster, of_tile
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import reduction, warp_specialised
@@ -22,11 +21,6 @@ from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 
 CONFIGS = (*warp_specialised.CONFIGS[::3], *warp_specialised.FOR_LONG_SUMS, *warp_specialised.CLUSTERED[::4])
-
-
-def sides(config: TileConfig) -> tuple[int, int, int]:
-    """What a cluster computes."""
-    return config.BLOCK_M * config.CLUSTER_M, config.BLOCK_N * config.CLUSTER_N, config.BLOCK_K
 
 
 def is_legal(case: Case, config: TileConfig, schedule: Schedule) -> bool:
@@ -40,7 +34,7 @@ def is_legal(case: Case, config: TileConfig, schedule: Schedule) -> bool:
 @pytest.mark.parametrize("config", CONFIGS, ids=ids)
 def test_every_kind_of_tile(kernel: SimpleNamespace, config: TileConfig) -> None:
     """C's edges inside of tiles; parts of unequal lengths."""
-    m, n, k = sides(config)
+    m, n, k = of_cluster(config)
     orders = ("nn", "nt", "tn", "tt")[CONFIGS.index(config) % 4] + "n"
     made = [
         (case, reduced(case, config, parts))
@@ -60,7 +54,7 @@ def test_every_kind_of_tile(kernel: SimpleNamespace, config: TileConfig) -> None
 @pytest.mark.parametrize("name", CIRCUMSTANCES)
 def test_every_circumstance(kernel: SimpleNamespace, name: str) -> None:
     """The epilogue is the second launch's, in C's own layout and dtype."""
-    config = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N, c.BLOCK_K) == (64, 32, 128))
+    config = of_tile(64, 32, 128)
     case = circumstance(name, (73, 72, 600))
     check(case, config, reduced(case, config, 4), kernel)
 
@@ -68,7 +62,7 @@ def test_every_circumstance(kernel: SimpleNamespace, name: str) -> None:
 @pytest.mark.parametrize("parts", [2, 17, 18, 33, 40])
 def test_any_number_of_parts(kernel: SimpleNamespace, parts: int) -> None:
     """More than a thread reads at once, and one more or less."""
-    config = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N, c.BLOCK_K) == (64, 16, 64))
+    config = of_tile(64, 16, 64)
     case = Case((40, 16, parts * 64 + 3), "ntn")
     check(case, config, reduced(case, config, parts), kernel, times=2)
 
@@ -99,16 +93,11 @@ def test_bytes(kernel: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("swapped", [False, True], ids=["c", "c^T"])
 def test_sums_are_those_of_owners_bit_for_bit(kernel: SimpleNamespace, swapped: bool) -> None:
-    config = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N, c.BLOCK_K) == (64, 64, 128))
+    config = of_tile(64, 64, 128)
     case = Case((100, 136, 1500), "ntt" if swapped else "ntn", alpha=0.3, bias="n", activation="gelu")
-    operands, results = Operands(case, CPU), []
-    second = reduced(case, config, 5)
-    for schedule in (second, replace(second, reduction=False)):
-        operands.c.fill_(0)
-        simulation = Simulation(operands.problem, config, schedule, kernel)
-        simulation.run(operands.a, operands.b, operands.c, (operands.bias,), 0.3, 0.0)
-        results.append(operands.c.clone())
-    assert torch.equal(*results)
+    operands, second = Operands(case, CPU), reduced(case, config, 5)
+    owners = replace(second, reduction=False)
+    assert summed(operands, config, second, kernel).equal(summed(operands, config, owners, kernel))
 
 
 def test_what_it_cannot_add_is_said() -> None:
@@ -124,35 +113,6 @@ def test_what_it_cannot_add_is_said() -> None:
     assert "does not cut all" in why(Schedule(2 * tiles, tiles - 1, 2, reduction=True))
     assert "does not cut all" in why(Schedule(tiles, tiles, 1, reduction=True))
     assert "no integers" in why(whole, dtype=torch.int8, out_dtype=torch.int32, precision="int8")
-
-
-BUGS: dict[str, tuple[tuple[str, str], ...]] = {
-    "a-part-is-left-out": (("range(1, parts, AT_ONCE)", "range(2, parts, AT_ONCE)"),),
-    "a-part-too-many": (("mask & (first + i < parts)", "mask & (first + i <= parts)"),),
-    "the-last-parts-are-left-out": (("mask & (first + i < parts)", "mask & (first + i < parts - 1)"),),
-    "parts-at-the-same-place": (("item.part * (work.split_tiles // work.per_batch)", "item.part * 0"),),
-    "parts-of-batches-overlap": (("item.part * (work.split_tiles // work.per_batch)", "item.part"),),
-    "batches-are-ignored": (("sums_ptr += batch *", "sums_ptr += 0 * batch *"),),
-    "the-first-launch-has-alpha": (('"alpha": 1.0, "beta"', '"beta"'),),
-    "the-second-launch-has-no-alpha": (('"alpha": Scalar("alpha")', '"alpha": 1.0'),),
-    "the-second-launch-has-the-first-s-rows": (
-        ("offs_m = (pid % (num_m * num_n) // num_n)", "offs_m = (pid % (num_m * num_n) // num_m)"),
-    ),
-    "rows-overlap": (("c = Layout((M * pitch, pitch, 1))", "c = Layout((M * pitch, pitch - 4, 1))"),),
-}
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_caught(bug: str) -> None:
-    broken = simulated("warp_specialised", BUGS.get(bug, ()))
-    config = next(c for c in warp_specialised.CONFIGS if (c.BLOCK_M, c.BLOCK_N, c.BLOCK_K) == (64, 32, 128))
-    with planted_bugs.caught(bug):
-        for case in (
-            Case((73, 40, 600), "ntn", batch=2, alpha=0.7),
-            Case((73, 40, 600), "ntn", batch=3, between=True),
-            Case((65, 40, 2310), "nnn"),
-        ):
-            check(case, config, reduced(case, config, 18 if case.batch is None else 3), broken)
 
 
 @pytest.mark.few(shows=lambda name, parts: {parts})

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from tests.support import planted_bugs
-from tests.support.gluon_on_cpu import run, simulated
+from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance_along_k, few_rows, ids
+from tests.support.simulated_plans import Launched
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import skinny
+from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem, Layout
 
 CPU = torch.device("cpu")
@@ -25,26 +26,17 @@ DEVICE = device_of_capability((8, 0))
 ROWS = range(1, skinny.MAX_ROWS + 1)
 
 
-@dataclass
-class Simulation:
-    """The kernel in one configuration, in a plan's place, perhaps turned; programmatic: whether the next launch waits
-    for the one before by itself, and prefetches, which every other one does."""
+def simulation(problem: GemmProblem, config: TileConfig, module: SimpleNamespace, swapped: bool = False) -> Launched:
+    """Every other launch waits for the one before by itself, and prefetches."""
+    turns = count()
 
-    problem: GemmProblem
-    config: TileConfig
-    swapped: bool
-    module: SimpleNamespace
-    programmatic: bool = False
-
-    def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
-        problem = self.problem.swap_ab() if self.swapped else self.problem
-        assert skinny.illegal(problem, DEVICE, self.config) is None
-        (launch,) = self.module.launches(problem, self.config)
+    def launches(problem: GemmProblem) -> tuple[Launch, ...]:
+        assert skinny.illegal(problem, DEVICE, config) is None
+        (launch,) = module.launches(problem, config)
         assert not (launch.workspace or launch.counters or launch.temporaries)
-        operands = {"a": b, "b": a} if self.swapped else {"a": a, "b": b}
-        operands |= {"c": c, **dict(zip(problem.auxiliary, auxiliary, strict=True))}
-        run(launch.programmatic() if self.programmatic else launch, operands, {"alpha": alpha, "beta": beta})
-        self.programmatic = not self.programmatic
+        return (launch.programmatic() if next(turns) % 2 else launch,)
+
+    return Launched(problem, launches, swapped)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +46,7 @@ def kernel() -> SimpleNamespace:
 
 def check(case: Case, config: TileConfig, module: SimpleNamespace, *, swapped: bool = False) -> None:
     operands = Operands(case, CPU)
-    operands.check(Simulation(operands.problem, config, swapped, module), times=2)
+    operands.check(simulation(operands.problem, config, module, swapped), times=2)
 
 
 @pytest.mark.few
@@ -138,35 +130,3 @@ def test_its_candidates_are_legal(rows: int, others: int, eighths: int, batch: i
         assert kernel == "skinny" and its == (problem.swap_ab() if swap_ab else problem) and packed == ()
         assert skinny.illegal(its, device, config, split_k) is None
         assert 0 < skinny.microseconds(its, config, split_k, model_of(device)) < 1e9
-
-
-# --- Planted bugs ---
-
-BUGS: dict[str, tuple[tuple[str, str], ...]] = {
-    "k-tail-not-masked": (("in_k = k < whole(K - step, VECTOR)", "in_k = k >= 0"),),
-    "k-tail-masked-one-vector-short": (("k < whole(K - step, VECTOR)", "k < K - step - VECTOR"),),
-    "k-tail-as-in-the-first-step": (("k < whole(K - step, VECTOR)", "k < whole(K, VECTOR)"),),
-    "k-tail-as-one-more-whole-step": (("range(BLOCK_K, K - BLOCK_K + 1, BLOCK_K)", "range(BLOCK_K, K, BLOCK_K)"),),
-    "k-tail-again-where-the-first-step-has-it": (("gl.maximum(K // BLOCK_K, 1)", "K // BLOCK_K"),),
-    "rows-not-masked": (("rows < extent\n", "rows >= 0\n"),),
-    "rows-of-b-masked-by-a's": (("places(b_ptr, n, N,", "places(b_ptr, n, M,"),),
-    "last-step-dropped": (("    acc = mma_v2(a, b, acc)\n\n", "\n"),),
-    "first-step-dropped": (("        acc = mma_v2(a, b, acc)\n        a = next_a", "        a = next_a"),),
-    "b-a-step-behind": (("        b = next_b\n", ""),),
-    "warps-share-a-share": (("along(gl.num_warps(), 0, layout) * SHARE + along(SHARE, 3", "along(SHARE, 3"),),
-    "the-last-warp-is-left-out": (("sums = gl.sum(acc, 0)", "sums = gl.sum(acc[:-1], 0)"),),
-    "batch-ignored-in-b": (("b_ptr += batch * whole", "b_ptr += 0 * batch * whole"),),
-    "batch-ignored-in-c": (("start = batch * whole", "start = 0 * batch * whole"),),
-    "tiles-of-one-column": (("n = tile % num_n * BLOCK_N", "n = tile % num_m * BLOCK_N"),),
-    "asks-for-rows-below": (("gl.minimum(x + along(ROWS, 1, layout), extent - 1)", "x + along(ROWS, 1, layout)"),),
-    "asks-beyond-k": (("gl.minimum(k, K - 1)", "k"),),
-}  # fmt: skip
-
-
-@planted_bugs.with_each(BUGS)
-def test_planted_bugs_are_caught(bug: str) -> None:
-    broken = simulated("skinny", BUGS.get(bug, ()))
-    with planted_bugs.caught(bug):
-        for config in skinny.CONFIGS[::2]:
-            for size in ((19, 5, 1304), (5, 19, 1304), (5, 19, 136)):
-                check(Case(size, "ntn", pad=64, batch=2), config, broken)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.support import compiled_kernels
 from tests.support.table_fakes import HOPPER
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY
@@ -17,7 +19,7 @@ from triton_gemm.kernels import forms, warp_specialised
 from triton_gemm.kernels.schedule import clusters_at_once
 from triton_gemm.kernels.warp_specialised import Config, cluster, host, widths
 from triton_gemm.kernels.warp_specialised.configs import FEW_ROWS, LONG
-from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
+from triton_gemm.problem import ACTIVATIONS, GemmProblem
 from triton_gemm.selection.select import select
 
 SMS = (132, 114, 78, 66, 1)
@@ -32,18 +34,8 @@ def clusters() -> Iterator[None]:
         yield
 
 
-def layout(rows: int, columns: int, order: str, batch: int = 1, gap: int = 0) -> Layout:
-    row, column = (columns + gap, 1) if order == "n" else (1, rows + gap)
-    return Layout((rows * columns * (batch > 1), row, column))
-
-
-def product(M: int, N: int, K: int, orders: str = "ntn", *, batch: int = 1, gap: int = 0, **how: object) -> GemmProblem:
-    a, b, c = orders
-    layouts = layout(M, K, a, batch), layout(K, N, b, batch), layout(M, N, c, batch, gap)
-    dtype = how.pop("dtype", torch.bfloat16)
-    return GemmProblem(
-        batch, M, N, K, dtype, how.pop("out_dtype", dtype), how.pop("precision", "half"), *layouts, **how
-    )
+def product(M: int, N: int, K: int, orders: str = "ntn", *, gap: int = 0, **how: Any) -> GemmProblem:
+    return compiled_kernels.product((M, N, K), orders, gaps=(0, 0, gap), **how)
 
 
 @st.composite

@@ -11,21 +11,14 @@ import torch
 import triton
 from hypothesis import strategies as st
 
-from tests.support.wrong_launches import Wrong, wrong_launches
+from tests.support.wrong_launches import Wrong, cases
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.ladder import LADDER, Rung, k03_blocked, k04_grouped, k08_tensor_cores, rung
 from triton_gemm.runtime import aot
 
 
-@pytest.mark.parametrize(
-    ("rung", "wrong"),
-    [
-        pytest.param(rung, wrong, id=f"{rung.id}-{name}")
-        for rung in LADDER
-        for name, wrong in wrong_launches(rung, "meta").items()
-    ],
-)
+@cases(LADDER, "meta", own=True)
 def test_a_wrong_launch_raises_and_launches_nothing(rung: Rung, wrong: Wrong) -> None:
     with aot.capture() as launches, pytest.raises(wrong.error, match=wrong.says):
         wrong.launch(rung)

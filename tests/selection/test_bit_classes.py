@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from tests.kernels.test_compile_portable import compile_launch, instruction
+from tests.kernels.test_compile_portable import instruction
+from tests.support.compiled_kernels import compile_launch
 from tests.support.sums_by_hand import parts, same
 from tests.support.table_fakes import HOPPER
 from triton_gemm import kernels

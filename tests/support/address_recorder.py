@@ -28,8 +28,8 @@ from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
-from tests.support import gluon_on_cpu
-from tests.support.gluon_on_cpu import Memory
+from tests.support import gluon_memory, gluon_on_cpu, gluon_threads
+from tests.support.gluon_threads import Memory
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem
 from triton_gemm.tuning.operands import shapes_of
@@ -233,7 +233,7 @@ class Recorder:
             return LOAD(pointers, mask, other, **how)
         operand, numbers, where = self.simulated_touch(pointers, mask)
         operand.read(numbers)
-        return gluon_on_cpu.Tensor(torch.zeros(where, dtype=pointers.storage.dtype))
+        return gluon_threads.Tensor(torch.zeros(where, dtype=pointers.storage.dtype))
 
     def simulated_store(self, pointers: Memory, value: Any, mask: Any = None, **how: Any) -> None:
         if not pointers.storage.is_meta:
@@ -244,7 +244,7 @@ class Recorder:
     def simulated_touch(self, pointers: Memory, mask: Any) -> tuple[Operand, np.ndarray, torch.Size]:
         """(operand, its elements that an access touches, the access' shape)."""
         operand = self.of(pointers.storage)
-        mask = gluon_on_cpu.whole(True if mask is None else mask)
+        mask = gluon_threads.whole(True if mask is None else mask)
         offsets, where = torch.broadcast_tensors(pointers.offsets, mask)
         touched = offsets[where].numpy() * pointers.storage.itemsize
         return operand, operand.elements(operand.address(pointers.storage) + touched), where.shape
@@ -255,7 +255,7 @@ def pointer(address: int, dtype: torch.dtype) -> Any:
     return tl.tensor(TensorHandle(np.array([address], np.uint64), kind), kind)
 
 
-LOAD, STORE = gluon_on_cpu.load, gluon_on_cpu.store
+LOAD, STORE = gluon_threads.load, gluon_threads.store
 NAMES = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
 
@@ -286,8 +286,9 @@ def simulated() -> Iterator[Recorder]:
     """Inside, `gluon_on_cpu.run` runs launches on addresses, and products are not computed."""
     recorder = Recorder()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (gluon_on_cpu, gluon_on_cpu.LANGUAGE):
+        for module in (gluon_threads, gluon_memory, gluon_on_cpu.LANGUAGE):
             patch.setattr(module, "load", recorder.simulated_load)
+        for module in (gluon_threads, gluon_on_cpu.LANGUAGE):
             patch.setattr(module, "store", recorder.simulated_store)
         patch.setattr(gluon_on_cpu, "extent", lambda x: x.untyped_storage().nbytes() // x.itemsize - x.storage_offset())
         yield recorder

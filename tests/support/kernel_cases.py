@@ -22,6 +22,11 @@ from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
 Size = tuple[int, int, int]
+# Of operands, by precision; of fp32 in the others.
+DTYPES = {
+    **{"half": torch.bfloat16, "fp64": torch.float64, "int8": torch.int8},
+    **{"fp8": torch.float8_e4m3fn, "fp8 fast": torch.float8_e5m2},
+}
 
 
 class Runnable(Protocol):

@@ -25,6 +25,8 @@ from triton._C.libtriton import gluon_ir, ir
 from triton.experimental.gluon import language as gl
 
 from tests.support import gluon_on_cpu
+from tests.support.gluon_memory import Barriers
+from tests.support.gluon_threads import here
 from triton_gemm.config import GemmConfig
 from triton_gemm.kernels.launch import Launch, Pointer, Scalar, TensorMap
 from triton_gemm.ladder import LADDER, Rung, k07_tf32
@@ -132,7 +134,7 @@ def tf32(sizes: tuple[int, int, int] = (128, 128, 256)) -> dict[str, Any]:
 
 def named(barrier: Any) -> tuple[str, int]:
     """Which of the two barriers of which slot."""
-    full, empty = (x for x in gluon_on_cpu.here.program.memory if isinstance(x, gluon_on_cpu.Barriers))
+    full, empty = (x for x in here.program.memory if isinstance(x, Barriers))
     return next(
         (name, slot)
         for name, barriers in (("full", full), ("empty", empty))
@@ -174,7 +176,7 @@ def ring(sizes: tuple[int, int, int] = RING) -> dict[str, Any]:
         def call(*given: Any, **by_name: Any) -> Any:
             told = says(*given, **by_name)
             if told is not None:
-                steps["load" if gluon_on_cpu.here.warps == 1 else "mma"].append([what, *told])
+                steps["load" if here.warps == 1 else "mma"].append([what, *told])
             return function(*given, **by_name)
 
         return call

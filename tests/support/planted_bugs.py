@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from tests.support.gluon_on_cpu import DeadlockError
+from tests.support.gluon_threads import DeadlockError
 
 UNCHANGED = "unchanged"
 

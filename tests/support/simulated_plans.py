@@ -1,17 +1,20 @@
-"""Products by the warp-specialised kernel whose source runs on the CPU (`gluon_on_cpu`), in a plan's place."""
+"""Products by kernels whose source runs on the CPU (`gluon_on_cpu`), in a plan's place."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
-from tests.support.gluon_on_cpu import run, to_tf32
-from tests.support.kernel_cases import Case, Operands
+from tests.support.gluon_memory import to_tf32
+from tests.support.gluon_on_cpu import run
+from tests.support.kernel_cases import Case, Operands, bits
 from triton_gemm.arithmetic import Planes
 from triton_gemm.config import TileConfig
+from triton_gemm.kernels.launch import Launch
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
@@ -20,20 +23,20 @@ CPU = torch.device("cpu")
 
 
 @dataclass
-class Simulation:
-    """The kernel in one configuration and schedule, in a plan's place."""
+class Launched:
+    """Launches of a simulated kernel, in a plan's place, perhaps of the turned product. launches: of a problem; copied:
+    the problem and operands as the kernel reads them."""
 
     problem: GemmProblem
-    config: TileConfig
-    schedule: Schedule
-    module: SimpleNamespace
+    launches: Callable[[GemmProblem], Sequence[Launch]]
+    swapped: bool = False
+    copied: Callable[[GemmProblem, Tensor, Tensor], tuple[GemmProblem, Tensor, Tensor]] = lambda *given: given
 
     def run(self, a: Tensor, b: Tensor, c: Tensor, auxiliary: tuple[Tensor, ...], alpha: float, beta: float) -> None:
-        problem, planes = self.problem, self.problem.planes
-        if planes.count > 1:
-            problem = repacked(problem, ("a", "b"))
-            a, b = split(a, planes, problem.a.strides[1]), split(b.mT, planes, problem.b.strides[2])
-        launches = self.module.launches(problem, self.config, self.schedule)
+        problem, a, b = self.copied(self.problem, a, b)
+        if self.swapped:
+            problem, a, b = problem.swap_ab(), b, a
+        launches = self.launches(problem)
         counters = torch.zeros(launches[0].counters, dtype=torch.int32)
         operands = {"a": a, "b": b, "c": c, "counters": counters}
         operands |= zip(problem.auxiliary, auxiliary, strict=True)
@@ -41,8 +44,25 @@ class Simulation:
         for temporary in launches[0].temporaries:
             operands[temporary.name] = torch.full(temporary.shape, torch.nan, dtype=temporary.dtype)
         for launch in launches:
-            run(launch.programmatic(), operands, {"alpha": alpha, "beta": beta})
+            run(launch, operands, {"alpha": alpha, "beta": beta})
         assert not counters.any(), "counters are not zero afterwards"
+
+
+def simulation(problem: GemmProblem, config: TileConfig, schedule: Schedule, module: SimpleNamespace) -> Launched:
+    """Of the warp-specialised kernel."""
+
+    def launches(problem: GemmProblem) -> list[Launch]:
+        return [launch.programmatic() for launch in module.launches(problem, config, schedule)]
+
+    return Launched(problem, launches, copied=in_planes)
+
+
+def in_planes(problem: GemmProblem, a: Tensor, b: Tensor) -> tuple[GemmProblem, Tensor, Tensor]:
+    planes = problem.planes
+    if planes.count == 1:
+        return problem, a, b
+    problem = repacked(problem, ("a", "b"))
+    return problem, split(a, planes, problem.a.strides[1]), split(b.mT, planes, problem.b.strides[2])
 
 
 def split(x: torch.Tensor, planes: Planes, pitch: int) -> torch.Tensor:
@@ -57,4 +77,13 @@ def split(x: torch.Tensor, planes: Planes, pitch: int) -> torch.Tensor:
 
 def check(case: Case, config: TileConfig, schedule: Schedule, module: SimpleNamespace, times: int = 1) -> None:
     operands = Operands(case, CPU)
-    operands.check(Simulation(operands.problem, config, schedule, module), schedule.split_k, times)
+    operands.check(simulation(operands.problem, config, schedule, module), schedule.split_k, times)
+
+
+def summed(operands: Operands, config: TileConfig, schedule: Schedule, module: SimpleNamespace) -> Tensor:
+    """The bits of C."""
+    case, auxiliary = operands.case, (*([] if operands.bias is None else [operands.bias]), *operands.scales)
+    operands.c.copy_(operands.c0)
+    plan = simulation(operands.problem, config, schedule, module)
+    plan.run(operands.a, operands.b, operands.c, auxiliary, case.alpha, case.beta)
+    return bits(operands.c).clone()

@@ -1,10 +1,16 @@
-"""Launches of a rung that must raise before anything is read or written, whatever the rung and wherever it runs."""
+"""Launches of rungs that must raise before anything is read or written, wherever they run.
+
+All rungs share one check. So each wrong launch is made on one rung, in turn, and on every rung only what its own record
+refuses: `OWN`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 import triton
 
@@ -12,6 +18,9 @@ from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import Rung
 
 M, N, K = 48, 32, 64
+# What a rung's dtypes, fields, least and most refuse.
+OWN = {"other-dtype", "two-dtypes", "c-half", "zero", "too-many-warps", "group", "no-group", "no-k", "short-k"}
+OWN |= {"narrow-n", "narrow-m", "wide-n", "32-warps", "one-slot", "half-a-warpgroup", "too-few-rows"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ def wrong_configs(rung: Rung, device: str) -> dict[str, Wrong]:
     configs: dict[str, tuple[Any, str]] = {
         "nothing": (GemmConfig(), f"lacks {size}"),
         "not-a-power": (replace(right, **{size: 48}), f"{size} is 48, not a power of two"),
-        "zero": (replace(right, **{size: 0}), f"{size} is 0, not a whole number from (1|8)"),
+        "zero": (replace(right, **{size: 0}), f"{size} is 0, not a whole number from {rung.least.get(size, 1)} "),
         "negative-stages": (replace(right, num_stages=-1), "num_stages is -1"),
         "three-warps": (replace(right, num_warps=6), "num_warps is 6, not a power of two"),
         "text": (replace(right, **{size: "64"}), f"{size} is '64'"),
@@ -86,7 +95,8 @@ def wrong_configs(rung: Rung, device: str) -> dict[str, Wrong]:
     if right.BLOCK_K is not None:
         configs["no-k"] = (replace(right, BLOCK_K=None), "lacks BLOCK_K")
         configs["short-k"] = (replace(right, BLOCK_K=8), "BLOCK_K is 8, not a whole number from 16")
-    configs["too-many-warps"] = (replace(right, num_warps=64), "num_warps is 64, and this kernel takes (32|16) at most")
+    most = rung.most.get("num_warps", 32)
+    configs["too-many-warps"] = (replace(right, num_warps=64), f"num_warps is 64, and this kernel takes {most} at most")
     if rung.descriptors:
         configs["narrow-n"] = (replace(right, BLOCK_N=4), "BLOCK_N is 4, not a whole number from 8")
     if rung.id == "k10":
@@ -153,3 +163,15 @@ def wrong_numbers(rung: Rung, device: str) -> dict[str, Wrong]:
 def wrong_launches(rung: Rung, device: str) -> dict[str, Wrong]:
     kinds = (wrong_operands, wrong_configs, wrong_lists, wrong_numbers)
     return {name: wrong for kind in kinds for name, wrong in kind(rung, device).items()}
+
+
+def cases(rungs: Iterable[Rung], device: str, *, own: bool) -> pytest.MarkDecorator:
+    """A test's `rung` and `wrong`. own: whether those of `OWN` are among them. What raises other words is another."""
+    found: dict[Hashable, list[Any]] = {}
+    for rung in rungs:
+        for name, wrong in wrong_launches(rung, device).items():
+            key = (rung.id, name) if name in OWN else (name, wrong.says.replace(rung.name, ""))
+            if own or name not in OWN:
+                found.setdefault(key, []).append(pytest.param(rung, wrong, id=f"{rung.id}-{name}"))
+    chosen = [those[turn % len(those)] for turn, those in enumerate(found.values())]
+    return pytest.mark.parametrize(("rung", "wrong"), chosen)

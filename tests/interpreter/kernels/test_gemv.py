@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.support.epilogue_truth import activated
+from tests.support.interpreted_plans import run
 from tests.support.numerics import error_bound, mode_of, reference
 from tests.support.product_checks import (
     RULES,
     SCALARS,
-    SENTINEL,
     VIEWS,
     Product,
     error_within_bound,
@@ -23,7 +23,6 @@ from triton_gemm.hardware.device import INTERPRETER, DeviceInfo, device_of_capab
 from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels import gemv
 from triton_gemm.kernels.candidate import Algorithm
-from triton_gemm.kernels.launch import materialise
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.runtime.workspace import COUNTERS
 
@@ -74,16 +73,8 @@ def multiply(
     if config is not None:
         chosen = replace(config, BLOCK_M=chosen.BLOCK_M)
     for launch in gemv.launches(problem, chosen, split_k or split):
-        workspace = torch.full((launch.workspace // 4 + 16,), NAN)
-        workspace[launch.workspace // 4 :] = SENTINEL
-        counters = torch.zeros(launch.counters, dtype=torch.int32)
-        tensors = {"a": a, "b": b, "c": c, "workspace": workspace, "counters": counters}
-        if bias is not None:
-            tensors["bias"] = bias
-        arguments = materialise(launch, tensors, {"alpha": alpha, "beta": beta})
-        launch.kernel[launch.grid](**arguments, **launch.options)
-        assert (counters == 0).all(), "a counter was left"
-        assert (workspace[launch.workspace // 4 :] == SENTINEL).all(), "wrote past the workspace"
+        tensors = {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
+        run(launch, tensors, alpha=alpha, beta=beta)
 
 
 def product(dtype: torch.dtype, out_dtype: torch.dtype | None = None, **options: object) -> Product:

@@ -9,21 +9,14 @@ import torch
 import triton
 
 from tests.support.tiers import one
-from tests.support.wrong_launches import K, M, N, Wrong, wrong_launches
+from tests.support.wrong_launches import K, M, N, Wrong, cases
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung, k04_grouped, k11_warp_specialised
 
 RUNGS = {rung.id: rung for rung in LADDER if rung.interpretable}
 
 
-@pytest.mark.parametrize(
-    ("rung", "wrong"),
-    [
-        pytest.param(rung, wrong, id=f"{rung.id}-{name}")
-        for rung in RUNGS.values()
-        for name, wrong in wrong_launches(rung, "cpu").items()
-    ],
-)
+@cases(RUNGS.values(), "cpu", own=False)
 def test_a_wrong_launch_raises_and_writes_nothing(rung: Rung, wrong: Wrong) -> None:
     before = [x.clone() if isinstance(x, torch.Tensor) and not x.is_sparse else None for x in wrong.operands]
     with pytest.raises(wrong.error, match=wrong.says):
