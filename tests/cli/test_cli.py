@@ -539,7 +539,7 @@ def test_clear_asks_first(folder: Path) -> None:
 
 def test_clear_asks_before_it_deletes_what_tuning_noted(folder: Path) -> None:
     folder.mkdir(parents=True)
-    note = folder / f"{Silicon.of(H200)}{tables.JOURNAL}"
+    note = folder / f"{Silicon.of(H200)}{tables.checks.JOURNAL}"
     note.touch()
     refused = call("cache", "clear", stdin="n\n")
     assert refused.exit_code == 1 and "Delete 0 tables and 1 notes of tuning" in refused.output and note.exists()

@@ -88,7 +88,7 @@ test_workers.fork_while_all_is_locked()
 def fork_while_all_is_locked() -> None:
     """Every lock is held by another thread at the fork, those of a plan that is being compiled too."""
     held, made = locks(), step.Step(SimpleNamespace(arguments={}), ())  # type: ignore[arg-type]
-    named = {"runtime.plan._planning", "tables._lock", "functional.overrides._lock"}
+    named = {"runtime.plan._planning", "tables.queries._lock", "functional.overrides._lock"}
     assert {f"triton_gemm.{name}" for name in named} <= set(held)
     plan.PLANS["compiling",] = SimpleNamespace(steps=[made])  # type: ignore[assignment]
     taken, end = threading.Event(), threading.Event()
@@ -151,7 +151,7 @@ SMALL = {
     "kernels.warp_specialised.widths": "_deepest _forms",
     "hardware.nvml": "gpu power_limit",
     "problem": "_one_plane",
-    "tables": "_users_folder",
+    "tables.queries": "_users_folder",
 }
 
 

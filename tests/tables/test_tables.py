@@ -111,7 +111,7 @@ def test_tables_of_several_kinds_are_not_merged() -> None:
 
 def test_a_users_entry_goes_before_a_shipped_one(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     shipped = tmp_path / "shipped"
-    monkeypatch.setattr(tables, "SHIPPED", shipped)
+    monkeypatch.setattr(tables.queries, "SHIPPED", shipped)
     first, second = problem_of(M=256), problem_of(M=512)
     assert store(first, 2) and store(second, 2)
     os.rename(folder, shipped)
@@ -123,7 +123,7 @@ def test_a_users_entry_goes_before_a_shipped_one(folder: Path, tmp_path: Path, m
     assert "1 us measured on 20" in reason and "the model's choice 2 us" in reason
 
 
-@pytest.mark.parametrize("path", sorted(tables.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(tables.queries.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
 def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, monkeypatch: Any) -> None:
     """After a change of choices, rebuild tables by `python -m perf.tuning --rebuild RECORDS --table FILE`; tests/perf
     compares them with their records."""
@@ -192,7 +192,7 @@ def test_where_there_is_no_table_a_look_at_each_folder_is_all(folder: Path, monk
     monkeypatch.setattr(nvml, "power_limit", lambda uuid: pytest.fail("NVML was asked"))
     for M in range(1, 20):
         assert found(problem_of(M)) is None
-    assert looked == [folder, tables.SHIPPED]
+    assert looked == [folder, tables.queries.SHIPPED]
 
 
 def test_importing_reads_no_table_and_none_of_its_helpers(tmp_path: Path) -> None:
@@ -214,9 +214,9 @@ def test_the_users_folder_is_the_platforms(
     pytest.importorskip("platformdirs")
     monkeypatch.delenv("TRITON_GEMM_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tables._users_folder.cache_clear()
+    tables.queries._users_folder.cache_clear()
     assert tables.folder() == tmp_path / "triton_gemm" / "tables"
-    tables._users_folder.cache_clear()
+    tables.queries._users_folder.cache_clear()
     monkeypatch.setitem(sys.modules, "platformdirs", None)
     files.say_once.cache_clear()
     assert tables.folder() is None and tables.lookup(problem_of(), HOPPER) is None and not store(problem_of())
@@ -224,7 +224,7 @@ def test_the_users_folder_is_the_platforms(
         "platformdirs is not installed: a user's tables are looked for in TRITON_GEMM_CACHE_DIR only",
         "nothing is kept: there is no folder for it: set TRITON_GEMM_CACHE_DIR",
     ]
-    tables._users_folder.cache_clear()
+    tables.queries._users_folder.cache_clear()
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
@@ -241,11 +241,11 @@ def test_a_user_without_a_home_has_no_tables(
         monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "~/tables")
     if older:
         monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **how: Path("~/.cache"))
-    files.say_once.cache_clear(), tables._users_folder.cache_clear()
+    files.say_once.cache_clear(), tables.queries._users_folder.cache_clear()
     assert tables.folder() is None and kept.folder() is None and found(problem_of()) is None
     assert not store(problem_of()) and tables.clear() == 0
     assert [message for message in caplog.messages if "home folder" in message] == caplog.messages[:1]
-    tables._users_folder.cache_clear()
+    tables.queries._users_folder.cache_clear()
 
 
 def test_the_folder_that_is_named_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -371,7 +371,9 @@ def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pyt
     assert tables.device_of(Silicon.of(HOPPER)) == HOPPER
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(tables, "device_info", lambda device: here if device.index else replace(here, num_sms=66))
+    monkeypatch.setattr(
+        tables.changes, "device_info", lambda device: here if device.index else replace(here, num_sms=66)
+    )
     assert tables.device_of(Silicon.of(HOPPER)) is here
 
 
@@ -491,7 +493,7 @@ def test_an_entry_says_where_torch_is_faster(folder: Path, monkeypatch: pytest.M
     tables.clear()
     assert tables.import_from(copy) == 1 and tables.torch_is_faster(problem, HOPPER)
     assert not tables.torch_is_faster(problem, HOPPER, invariant=True)
-    monkeypatch.setattr(tables, "torchs_versions", lambda: "torch 9.9")
+    monkeypatch.setattr(tables.queries, "torchs_versions", lambda: "torch 9.9")
     assert not tables.torch_is_faster(problem, HOPPER) and tables.contents(HOPPER, "any") == before
     assert tables.ignored() == {
         "user's table: torch is faster, and its bits depend on the number of rows": 1,
@@ -536,5 +538,5 @@ def test_versions_of_torchs_product_name_its_library(monkeypatch: pytest.MonkeyP
         ("13.0", "13.1.0", ", cuBLAS 13.1.0"),
     ):
         monkeypatch.setattr(torch.version, "cuda", cuda)
-        monkeypatch.setattr(tables, "cublas_version", lambda cuda, found=cublas: found)
+        monkeypatch.setattr(tables.records, "cublas_version", lambda cuda, found=cublas: found)
         assert tables.torchs_versions() == f"torch {torch.__version__}{of_library}"

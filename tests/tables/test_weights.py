@@ -152,5 +152,5 @@ def test_the_fingerprint_has_ranges_whose_own_rows_are_the_models(
     """An entry that does not serve the M that was measured may serve fewer rows."""
     before = tables.contents(HOPPER)
     store()
-    monkeypatch.setattr(tables, "serves", lambda *_: False)
+    monkeypatch.setattr(tables.queries, "serves", lambda *_: False)
     assert tables.contents(HOPPER) != before

@@ -143,7 +143,7 @@ def test_what_cannot_be_stored_is_told(known: bool, folder: Path, monkeypatch: p
     """A winner, and the model's choice where a table has a slower one; not a choice that needs no table."""
     if known:
         table_fakes.store(SMALL)
-    monkeypatch.setattr(tables, "_put", lambda *_: False)
+    monkeypatch.setattr(tables.changes, "_put", lambda *_: False)
     (shape,) = tuned(folder).shapes
     assert (shape.outcome, shape.stored, shape.measured) == ("not stored", False, True)
     assert "faster" in str(shape) and str(shape).endswith("; not stored")
@@ -572,7 +572,7 @@ def test_a_full_disk_keeps_what_was_there_and_tunes_on(
 
 
 def test_without_a_folder_it_tunes_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "folder", lambda: None)
+    monkeypatch.setattr(tables.queries, "folder", lambda: None)
     report = Session(FakeLab(chance), Journal(None, "1"), Wishes(60.0)).run({SMALL: 1}, lambda report: None)
     assert report.shapes[0].outcome == "not stored" and not report.shapes[0].stored
 

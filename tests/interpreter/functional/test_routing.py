@@ -291,7 +291,7 @@ def test_torch_is_never_faster_under_batch_invariance_nor_as_another_version(
         torch.mm(a, b)
         assert went() == BY_TABLE
         before = tables.torchs_versions()
-        monkeypatch.setattr(tables, "torchs_versions", lambda: "torch 9.9")
+        monkeypatch.setattr(tables.queries, "torchs_versions", lambda: "torch 9.9")
         tables.reload()
         torch.mm(a, b)
         assert went() == routing.OURS
