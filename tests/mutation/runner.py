@@ -114,7 +114,7 @@ GROUPS = (
         ),
         CALLS,
     ),
-    Group("api", ("functional/api.py",), (*CHOICES, "runtime/workers"), CALLS),
+    Group("api", ("functional/api.py", "functional/calls.py"), (*CHOICES, "runtime/workers"), CALLS),
     Group(
         "tuning",
         ("tuning/*.py", "runtime/worker.py", "runtime/compiling.py"),

@@ -137,7 +137,7 @@ def test_a_spawned_worker_plans_as_its_parent() -> None:
 SMALL = {
     "compat.native": "native_key",
     "compat.torch_compile": "_inductor_choices",
-    "functional.routing": "_warn_of_a_guess",
+    "functional.left_to_torch": "warn_of_a_guess",
     "hardware.device": "_cuda_device",
     "hardware.driver": "_library _primary_context cublas_version",
     "hardware.graphs": "own_stream",

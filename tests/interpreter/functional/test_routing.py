@@ -21,7 +21,7 @@ from tests.support.threads import at_once
 from tests.support.tiers import one
 from triton_gemm import tables
 from triton_gemm.compat import withdraw
-from triton_gemm.functional import routing
+from triton_gemm.functional import left_to_torch, routing
 from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.problem import GemmProblem, Request
@@ -47,7 +47,7 @@ def fresh():
 def forget_calls() -> None:
     """Of those made before, as where a table has changed."""
     routing._made_under.cache_clear()
-    routing._faster.clear()
+    left_to_torch._faster.clear()
 
 
 def ours() -> dict[str, int]:
@@ -114,8 +114,8 @@ def test_what_stays_torchs_says_why(name: str) -> None:
 
 def test_what_records_show_slower_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """But not where it is named, a predicate decides, rows must not matter, or a table has the product."""
-    monkeypatch.setattr(routing, "device_info", lambda _: named_device("h200"))
-    monkeypatch.setattr(routing, "SMALL", 9)
+    monkeypatch.setattr(left_to_torch, "device_info", lambda _: named_device("h200"))
+    monkeypatch.setattr(left_to_torch, "SMALL", 9)
     a, large = draw(2, 8, 8), draw(2, 9, 8)
 
     def went(x: torch.Tensor = a, **rule: Any) -> str:
@@ -137,7 +137,7 @@ def test_what_records_show_slower_stays_torchs(monkeypatch: pytest.MonkeyPatch) 
 def test_equal_rules_share_the_calls_that_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training loop that enters `use()` at each step chooses, and asks what torch is faster at, once."""
     asked: list[Any] = []
-    monkeypatch.setattr(routing, "_slower", lambda *operands: asked.append(operands))
+    monkeypatch.setattr(left_to_torch, "_slower", lambda *operands: asked.append(operands))
     a = draw(5, 5)
     for _ in range(3):
         with triton_gemm.use():
@@ -152,8 +152,8 @@ def test_equal_rules_share_the_calls_that_were_made(monkeypatch: pytest.MonkeyPa
 
 def test_small_batches_of_fp32_stay_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """In IEEE arithmetic alone, and no single matrix."""
-    monkeypatch.setattr(routing, "device_info", lambda _: named_device("h200"))
-    monkeypatch.setattr(routing, "SMALL", 8)
+    monkeypatch.setattr(left_to_torch, "device_info", lambda _: named_device("h200"))
+    monkeypatch.setattr(left_to_torch, "SMALL", 8)
 
     def went(*shape: int, precision: str = "ieee") -> str:
         x = draw(*shape)
@@ -299,16 +299,16 @@ def test_torch_is_never_faster_under_batch_invariance_nor_as_another_version(
 
 
 def test_a_gpu_that_nobody_timed_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "INTERPRETED", False)
+    monkeypatch.setattr(left_to_torch, "INTERPRETED", False)
     for name, count in (("h100", 0), ("a100", 1)):
-        monkeypatch.setattr(routing, "device_info", lambda _, name=name: named_device(name))
-        routing._warn_of_a_guess.cache_clear()
+        monkeypatch.setattr(left_to_torch, "device_info", lambda _, name=name: named_device(name))
+        left_to_torch.warn_of_a_guess.cache_clear()
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             for _ in range(2):
-                routing._warn_of_a_guess(torch.device("cuda", 0))
+                left_to_torch.warn_of_a_guess(torch.device("cuda", 0))
         assert len(seen) == count and all("was not timed on" in str(one.message) for one in seen)
-    routing._warn_of_a_guess.cache_clear()
+    left_to_torch.warn_of_a_guess.cache_clear()
 
 
 def test_a_predicates_mistake_is_reported_as_that() -> None:
