@@ -19,7 +19,7 @@ from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, resource
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import architecture, device_info
 from triton_gemm.ladder import LADDER, Rung
-from triton_gemm.ladder.rung import TUNERS, gemm_config
+from triton_gemm.ladder.record import TUNERS, gemm_config
 from triton_gemm.problem import UnsupportedOperandError, aligned
 from triton_gemm.runtime import aot
 

@@ -17,6 +17,7 @@ from perf.measure.timer import percentiles
 from perf.models.cases import Work
 from perf.models.tables import LEARNING, MEANWHILE, OURS, PROVIDERS, TORCH
 from triton_gemm.functional import routing
+from triton_gemm.functional.routing_rule import FirstCalls
 from triton_gemm.runtime import background
 from triton_gemm.tuning.timing import interleave, ratios, round_count
 
@@ -30,7 +31,7 @@ WRONG = 2.0  # times torch's error
 def within(provider: str) -> AbstractContextManager[None]:
     """Where a provider's products are computed."""
     if provider in (OURS, MEANWHILE, LEARNING):
-        first_calls: routing.FirstCalls = "torch" if provider == MEANWHILE else "same bits"
+        first_calls: FirstCalls = "torch" if provider == MEANWHILE else "same bits"
         return triton_gemm.use(first_calls=first_calls, learn=provider == LEARNING)
     routing._unregister()  # torch's products as they are without this package; no other thread multiplies
     return nullcontext()

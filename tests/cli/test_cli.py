@@ -539,7 +539,7 @@ def test_clear_asks_first(folder: Path) -> None:
 
 def test_clear_asks_before_it_deletes_what_tuning_noted(folder: Path) -> None:
     folder.mkdir(parents=True)
-    note = folder / f"{Silicon.of(H200)}{tables.JOURNAL}"
+    note = folder / f"{Silicon.of(H200)}{tables.checks.JOURNAL}"
     note.touch()
     refused = call("cache", "clear", stdin="n\n")
     assert refused.exit_code == 1 and "Delete 0 tables and 1 notes of tuning" in refused.output and note.exists()
@@ -565,18 +565,22 @@ def test_a_folder_that_may_not_be_read_is_not_cleared(folder: Path, monkeypatch:
 # --- warmup ---
 
 
-def test_warmup_says_what_was_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {}
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What was to be compiled, and the failures of it."""
+    asked: dict[str, Any] = {"failures": ()}
 
     def fake(problems: Any, devices: Any, **how: Any) -> precompile.Precompiled:
         asked.update(how, problems=problems, devices=[device.name for device in devices])
-        how["progress"](1, 2)
-        return precompile.Precompiled(
-            3, 1, len(problems), tmp_path, 4.2, failures, driver_module="there is no C compiler"
-        )
+        how["progress"](1, 2), how["selecting"](1, 2)
+        none = "there is no C compiler"
+        return precompile.Precompiled(3, 1, len(problems), tmp_path, 4.2, asked["failures"], driver_module=none)
 
-    failures: tuple[str, ...] = ()
     monkeypatch.setattr(cli.warmup, "precompile", fake)
+    return asked
+
+
+def test_warmup_says_what_was_compiled(asked: dict[str, Any], tmp_path: Path) -> None:
     shapes = ("--shapes", "512x1024x2048,2x16x32x64", "--dtype", "fp16")
     shown = words_of("warmup", *shapes, "--arch", "sm_90", "--out", tmp_path)
     assert "3 kernels for 2 GEMMs" in shown and "1 compiled in 4 s, 2 were compiled before" in shown
@@ -587,20 +591,12 @@ def test_warmup_says_what_was_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert [problem.batch for problem in asked["problems"]] == [1, 2]
     assert call("warmup", "--suite", "square", "--device", "h200").exit_code == 0
     assert len(asked["problems"]) == len(SUITES["square"].shapes)
-    failures = ("gemv_kernel: it broke",)
-    assert document("warmup", *shapes, "--device", "h200", code=1)["failures"] == list(failures)
+    asked["failures"] = ("gemv_kernel: it broke",)
+    assert document("warmup", *shapes, "--device", "h200", code=1)["failures"] == ["gemv_kernel: it broke"]
     assert asked["devices"] == ["NVIDIA H200"]
 
 
-def test_warmup_of_weights_is_what_prepare_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {}
-
-    def fake(problems: Any, devices: Any, **how: Any) -> precompile.Precompiled:
-        asked["problems"] = problems
-        how["selecting"](1, 2)
-        return precompile.Precompiled(3, 1, len(problems), tmp_path, 4.2)
-
-    monkeypatch.setattr(cli.warmup, "precompile", fake)
+def test_warmup_of_weights_is_what_prepare_compiles(asked: dict[str, Any]) -> None:
     given = ("warmup", "--device", "h200", "--weights", "96x64, 64x96,96x64", "--rows", "1-3, 9,2 - 4")
     for options, dtype, bias in (
         ((), torch.bfloat16, False),
@@ -612,16 +608,7 @@ def test_warmup_of_weights_is_what_prepare_compiles(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("options", "least", "most"), [([], 0, 0), (["same"], 2, 30), (["any"], 20, 40)])
-def test_warmup_compiles_what_tune_would_time(
-    options: list[str], least: int, most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: dict[str, Any] = {}
-
-    def fake(problems: Any, devices: Any, **how: Any) -> precompile.Precompiled:
-        asked.update(how)
-        return precompile.Precompiled(0, 0, len(problems), tmp_path, 0.0)
-
-    monkeypatch.setattr(cli.warmup, "precompile", fake)
+def test_warmup_compiles_what_tune_would_time(options: list[str], least: int, most: int, asked: dict[str, Any]) -> None:
     given = [f"--candidates={bits}" for bits in options]
     assert call("warmup", "--shapes", "512x1024x2048", "--device", "h200", *given).exit_code == 0
     problem = problem_of(512, 1024, 2048)
@@ -636,13 +623,15 @@ def test_warmup_compiles_what_tune_would_time(
 
 
 class FakeTuning(ModuleType):
-    """`triton_gemm.tuning` as far as the command knows it."""
+    """`triton_gemm.tuning` as far as the command knows it. It compares two products, and ends with `error`."""
 
     outcome = "tuned"
+    error: BaseException | None = None
 
     def __init__(self) -> None:
         super().__init__("triton_gemm.tuning")
         self.asked: dict[str, Any] = {}
+        self.reports = [compared(**FIGURES), compared(**FIGURES)]
         self.read_shapes = lambda path: {problem_of(8): 3, problem_of(): 1}
 
     def tune(self, shapes: Any, **how: Any) -> Any:
@@ -652,6 +641,14 @@ class FakeTuning(ModuleType):
             as_dict=lambda *_: {"regret_after": 0.0}, shapes=[SimpleNamespace(outcome=self.outcome)]
         )
         return type("Report", (), {"__str__": lambda _: "all was tuned", **vars(report)})()
+
+    def compare(self, shapes: Any, *, progress: Any, **how: Any) -> Any:
+        self.asked = {"shapes": shapes, **how}
+        for report in self.reports:
+            progress(report)
+        if self.error is not None:
+            raise self.error
+        return report
 
 
 @pytest.fixture
@@ -715,49 +712,31 @@ def compared(outcome: str = "measured", **figures: float) -> Comparison:
 FIGURES = {"torch_us": 12.0, "ours_us": 10.0, "ratio": 1.2, "noise": 0.01, "torch_error": 1e-3, "ours_error": 2e-3}
 
 
-@pytest.fixture
-def comparing(tuning: FakeTuning) -> FakeTuning:
-    """Says what it was told, and after two products ends with `tuning.error`."""
-    tuning.error = None  # type: ignore[attr-defined]
-    tuning.reports = [compared(**FIGURES), compared(**FIGURES)]  # type: ignore[attr-defined]
-
-    def compare(shapes: Any, *, progress: Any, **how: Any) -> Any:
-        tuning.asked = {"shapes": shapes, **how}
-        for report in tuning.reports:  # type: ignore[attr-defined]
-            progress(report)
-        if tuning.error is not None:  # type: ignore[attr-defined]
-            raise tuning.error  # type: ignore[attr-defined]
-        return report
-
-    tuning.compare = compare  # type: ignore[attr-defined]
-    return tuning
-
-
-def test_compare_passes_on_what_it_was_told(comparing: FakeTuning, tmp_path: Path) -> None:
+def test_compare_passes_on_what_it_was_told(tuning: FakeTuning, tmp_path: Path) -> None:
     done = words_of(
         "compare", "--shapes", "16x32x64,8x16x32x64", "--layout", "nt", "--budget", "9s", "--device", "cuda:0"
     )
     assert "a step of your model, as recorded (2 calls): 0.024 ms with torch, 0.02 with triton_gemm, on a GPU" in done
-    assert {name: comparing.asked[name] for name in ("budget", "device")} == {"budget": 9.0, "device": "cuda:0"}
-    texts = [words.problem_text(problem) for problem in comparing.asked["shapes"]]
+    assert {name: tuning.asked[name] for name in ("budget", "device")} == {"budget": 9.0, "device": "cuda:0"}
+    texts = [words.problem_text(problem) for problem in tuning.asked["shapes"]]
     assert texts == ["16x32x64 bf16 nt", "8x16x32x64 bf16 nt"]
     found = document("compare", "--suite", "decode")
     assert found["torch_ms"] == 0.024 and found["products"][0]["ratio"] == 1.2
     file = tmp_path / "shapes.json"
     file.touch()
     assert call("compare", "--shapes-from", file).exit_code == 0
-    assert comparing.asked["shapes"] == file, "with how often each was called"
+    assert tuning.asked["shapes"] == file, "with how often each was called"
 
 
-def test_compare_takes_layers_at_powers_of_two(comparing: FakeTuning) -> None:
+def test_compare_takes_layers_at_powers_of_two(tuning: FakeTuning) -> None:
     assert call("compare", "--weights", "32x64", "--rows", "3-20,7,100-103", "--bias").exit_code == 0
-    assert [problem.M for problem in comparing.asked["shapes"]] == [3, 4, 8, 16, 20, 7, 100, 103]
-    assert all(problem.bias == "n" and problem.b.column_major for problem in comparing.asked["shapes"])
+    assert [problem.M for problem in tuning.asked["shapes"]] == [3, 4, 8, 16, 20, 7, 100, 103]
+    assert all(problem.bias == "n" and problem.b.column_major for problem in tuning.asked["shapes"])
 
 
-def test_compare_writes_a_table_and_a_plot(comparing: FakeTuning, tmp_path: Path) -> None:
+def test_compare_writes_a_table_and_a_plot(tuning: FakeTuning, tmp_path: Path) -> None:
     products = (*compared(**FIGURES).products, *compared("no time").products)
-    comparing.reports = [replace(compared(), products=products)]  # type: ignore[attr-defined]
+    tuning.reports = [replace(compared(), products=products)]
     drawn = tmp_path / "ratios.svg"
     document("compare", "--shapes", "1x2x3", "--csv", tmp_path / "x.csv", "--plot", drawn, code=1)
     first, second = csv.DictReader((tmp_path / "x.csv").open())
@@ -767,21 +746,21 @@ def test_compare_writes_a_table_and_a_plot(comparing: FakeTuning, tmp_path: Path
     assert drawn.read_text().lstrip().startswith("<?xml")
 
 
-def test_compare_draws_nothing_where_nothing_was_measured(comparing: FakeTuning, tmp_path: Path) -> None:
-    comparing.reports = [compared("failed")]  # type: ignore[attr-defined]
+def test_compare_draws_nothing_where_nothing_was_measured(tuning: FakeTuning, tmp_path: Path) -> None:
+    tuning.reports = [compared("failed")]
     assert "8x1024x2048 bf16 nn: failed nothing was measured" in words_of(
         "compare", "--shapes", "1x2x3", "--plot", tmp_path / "x.png", code=1
     )
-    comparing.reports = [Comparison("a GPU", True)]  # type: ignore[attr-defined]
+    tuning.reports = [Comparison("a GPU", True)]
     assert "nothing was measured" in words_of("compare", "--shapes", "1x2x3", "--csv", tmp_path / "x.csv")
 
 
-def test_compare_says_that_matplotlib_is_missing(comparing: FakeTuning, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_says_that_matplotlib_is_missing(tuning: FakeTuning, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "error: --plot needs matplotlib: pip install matplotlib" in words_of(
         "compare", "--shapes", "1x2x3", "--plot", "x.png", code=1
     )
-    assert not comparing.asked, "before anything is measured"
+    assert not tuning.asked, "before anything is measured"
 
 
 @pytest.mark.parametrize(
@@ -789,12 +768,12 @@ def test_compare_says_that_matplotlib_is_missing(comparing: FakeTuning, monkeypa
     [(KeyboardInterrupt(), 130, "interrupted"), (RuntimeError("the GPU cannot be used any more"), 1, "any more")],
 )
 def test_compare_shows_what_it_has_found_until_then(
-    comparing: FakeTuning, error: BaseException, code: int, said: str
+    tuning: FakeTuning, error: BaseException, code: int, said: str
 ) -> None:
-    comparing.error = error  # type: ignore[attr-defined]
+    tuning.error = error
     done = call("compare", "--shapes", "1x2x3", "--json")
     assert done.exit_code == code and said in done.stderr and json.loads(done.stdout)["torch_ms"] == 0.024
-    comparing.reports = []  # type: ignore[attr-defined]
+    tuning.reports = []
     assert said in document("compare", "--shapes", "1x2x3", code=code)["error"]
 
 

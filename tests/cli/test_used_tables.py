@@ -25,9 +25,9 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> files.Table:
     whole = files.look(path).table
     assert whole is not None
     few = replace(whole, entries=dict([*whole.entries.items()][::20]))
-    monkeypatch.setattr(tables, "SHIPPED", tmp_path / "package")
-    tables.SHIPPED.mkdir()
-    (tables.SHIPPED / path.name).write_text(few.text())
+    monkeypatch.setattr(tables.queries, "SHIPPED", tmp_path / "package")
+    tables.queries.SHIPPED.mkdir()
+    (tables.queries.SHIPPED / path.name).write_text(few.text())
     tables.reload()
     return few
 

@@ -22,7 +22,8 @@ from triton_gemm.config import OPTIONS, GemmConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, DeviceInfo, device_of_capability
 from triton_gemm.ladder import LADDER, Rung, k06_pipelined, k10_tma, k11_warp_specialised
 from triton_gemm.ladder import rung as rungs
-from triton_gemm.ladder.rung import HEADER_FIELDS, OPTIONAL_FIELD, Autotuner, autotune, triton_config, tune_key
+from triton_gemm.ladder.record import HEADER_FIELDS, OPTIONAL_FIELD, triton_config
+from triton_gemm.ladder.rung import Autotuner, autotune, tune_key
 from triton_gemm.runtime import aot
 
 RUNGS = pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.id)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.wrong_launches import Wrong, cases
 from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import device_of_capability
-from triton_gemm.ladder import LADDER, Rung, k03_blocked, k04_grouped, k08_tensor_cores, rung
+from triton_gemm.ladder import LADDER, Rung, k03_blocked, k04_grouped, k08_tensor_cores, launch_checks, record
 from triton_gemm.runtime import aot
 
 
@@ -63,9 +63,9 @@ def test_the_current_device_must_be_the_tensors(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_config_must_fit_the_gpu(config: GemmConfig, beta: float, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(rung, "device_info", lambda _: device_of_capability((9, 0)))
+    monkeypatch.setattr(launch_checks, "device_info", lambda _: device_of_capability((9, 0)))
     x = on_cuda(torch.float16)
-    for given in ({"config": config}, {"configs": [rung.triton_config(config)]}):
+    for given in ({"config": config}, {"configs": [record.triton_config(config)]}):
         with pytest.raises(ValueError, match=f"k08_tensor_cores cannot take .*{says}"):
             k08_tensor_cores.launch(x, x, on_cuda(torch.float16), 1.0, beta, **given)
 
@@ -74,7 +74,7 @@ def test_a_config_must_fit_the_gpu(config: GemmConfig, beta: float, says: str, m
 def test_elements_in_one_place(shape: tuple[int, int], strides: tuple[int, int]) -> None:
     x = torch.zeros(100).as_strided(shape, strides)
     places = torch.arange(100).as_strided(shape, strides).flatten()
-    assert rung._folded(x) == (places.unique().numel() < places.numel())
+    assert launch_checks._folded(x) == (places.unique().numel() < places.numel())
 
 
 @pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.id)

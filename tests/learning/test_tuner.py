@@ -67,7 +67,7 @@ def test_few_are_raced_first_and_the_others_later_against_the_winner(world: Worl
 def test_what_no_table_keeps_is_learned_again_by_plans_that_are_made_anew(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "folder", lambda: None)
+    monkeypatch.setattr(tables.queries, "folder", lambda: None)
     assert world.call().algorithm == world.fastest.algorithm
     generation.advance()
     assert not world.replaced and world.call(2 * CALLS).algorithm == world.fastest.algorithm

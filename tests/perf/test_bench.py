@@ -27,7 +27,7 @@ from perf.pages.results import Results
 from tests.support.lab_fakes import take_gpu_away
 from tests.support.processes import printed
 from tests.support.report_records import SURROUNDINGS, keys, made_up_sweep, spread
-from triton_gemm.functional import other_products, routing
+from triton_gemm.functional import left_to_torch, other_products
 from triton_gemm.functional.activations import ACTIVATIONS
 from triton_gemm.problem import UnsupportedOperandError
 from triton_gemm.runtime import aot
@@ -394,8 +394,8 @@ def test_the_tutorial_peer_compiles_for_hopper(transposed: bool) -> None:
 
 
 def test_routing_leaves_to_torch_what_records_show_slower() -> None:
-    """`routing.SLOWER` is what some suite of what `use()` routes has below 0.9, by each GPU's newest Triton, and the
-    mean of small batches of fp32 in a record of their own."""
+    """`left_to_torch.SLOWER` is what some suite of what `use()` routes has below 0.9, by each GPU's newest Triton, and
+    the mean of small batches of fp32 in a record of their own."""
     routed = {"fp64": torch.float64, "ieee": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
     slower: dict[tuple[int, int], dict[torch.dtype, float]] = {}
     for made in environment.newest(bench_tables.committed(environment.RESULTS)):
@@ -409,10 +409,10 @@ def test_routing_leaves_to_torch_what_records_show_slower() -> None:
         rows = list(csv.DictReader(file))
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for row in rows:
-        small = max(int(row[name]) for name in "MNK") < routing.SMALL
+        small = max(int(row[name]) for name in "MNK") < left_to_torch.SMALL
         ratios[small].append(float(row["torch us"]) / float(row["us"]))
     slower[9, 0][torch.float32] = round(statistics.geometric_mean(ratios[True]), 2)
-    assert slower == routing.SLOWER and statistics.geometric_mean(ratios[False]) > 1
+    assert slower == left_to_torch.SLOWER and statistics.geometric_mean(ratios[False]) > 1
 
 
 def test_groups_along_k_are_left_to_torch_by_the_record() -> None:

@@ -26,7 +26,7 @@ from tests.support.report_records import OPTIONS, SURROUNDINGS, block, committed
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER
 from triton_gemm.ladder.command import spelled
-from triton_gemm.ladder.rung import TUNERS, triton_config
+from triton_gemm.ladder.record import TUNERS, triton_config
 
 TUNED = [rung for rung in LADDER if len(rung.configs) > 1]
 K08 = RUNGS["k08"]

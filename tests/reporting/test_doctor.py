@@ -121,7 +121,7 @@ def test_a_triton_that_is_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shipped_tables_of_another_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "SHIPPED", PACKAGE / "tables")
+    monkeypatch.setattr(tables.queries, "SHIPPED", PACKAGE / "tables")
     shipped = {contents.table.triton for *_, contents in tables.listed() if contents.table}
     for devices in ((), (H200,)):
         with_gpu(monkeypatch, *devices)

@@ -56,7 +56,7 @@ def test_equal_states_have_equal_fingerprints(folder: Path, tmp_path: Path) -> N
         files.Table(tables.Silicon.of(HOPPER)).text()
     )
     tables.reload()
-    assert tables._tables(folder, HOPPER) and differ(empty) == set(), "a table of nothing is as none"
+    assert tables.queries.tables_in(folder, HOPPER) and differ(empty) == set(), "a table of nothing is as none"
 
 
 def of_class(problem: GemmProblem, wanted: Callable[[str], bool]) -> Selection:

@@ -14,7 +14,7 @@ import triton_gemm
 from tests.runtime.test_native_products import driver as driver
 from tests.support import fake_driver
 from tests.support.patches import noted
-from triton_gemm.functional import routing
+from triton_gemm.functional import left_to_torch, routing
 from triton_gemm.selection import generation
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_what_depends_on_addresses_is_decided_each_time(
     with triton_gemm.use():
         for _ in range(3):
             torch.mm(a, a, out=a)
-    assert len(seen) == 3 and triton_gemm.report_routing() == {("mm", f"torch: {routing.OVERLAP}"): 3}
+    assert len(seen) == 3 and triton_gemm.report_routing() == {("mm", f"torch: {left_to_torch.OVERLAP}"): 3}
 
 
 def test_mistakes_stay_in_torchs_words(driver: fake_driver.Driver) -> None:

@@ -170,7 +170,7 @@ thread.join()
     # As a signal's handler may, wherever Python looks for signals. What C++ does then is what the rules say.
     "handlers that raise leave C++ with the rules": """
 class Stop(Exception): pass
-files = routing.__file__, sys.modules[type(routing._by_cpp).__module__].__file__
+files = [sys.modules[x].__file__ for x in (routing.__name__, routing.Rule.__module__, type(routing._by_cpp).__module__)]
 def block():
     with triton_gemm.use(only="bmm"):
         with triton_gemm.use(only=torch.bfloat16):

@@ -22,7 +22,7 @@ from tests.support.patches import replace_all
 from tests.support.product_checks import fp32_precision
 from tests.support.threads import at_once
 from tests.support.tiers import one
-from triton_gemm.functional import api, fast_path
+from triton_gemm.functional import api, calls, fast_path
 from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem, Layout, Request
@@ -268,7 +268,7 @@ class FakeStep:
 
 def hand_over(frame: FrameType, event: str, _: object) -> Any:
     """As a thread's trace function: lets others run after every instruction of the code under test."""
-    if frame.f_code.co_filename not in (plan.__file__, api.__file__, fast_path.__file__):
+    if frame.f_code.co_filename not in (plan.__file__, api.__file__, calls.__file__, fast_path.__file__):
         return None
     frame.f_trace_opcodes = True
     time.sleep(0)

@@ -355,7 +355,7 @@ def test_entries_of_another_class_are_left_out(folder: Path, tmp_path: Path, mon
     found = choose(problem, HOPPER, invariant=True)
     assert (found.config, found.source) == (slower.config, "user's table")
     # A shipped table is asked where the user's has another class.
-    monkeypatch.setattr(tables, "SHIPPED", folder)
+    monkeypatch.setattr(tables.queries, "SHIPPED", folder)
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path / "another"))
     tables.reload()
     tables.store(problem, other, HOPPER, **times)

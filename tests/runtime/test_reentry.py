@@ -64,13 +64,13 @@ def at_any_time(handler, work):
 """
 SCRIPTS = {
     "tables, by the collector": """
-tables._load = collecting(tables._load)
+tables.queries._load = collecting(tables.queries._load)
 gc.disable()
 abandoned(lambda: None, tables.reload)
 number = generation.number
 tables.lookup(problem_of(), HOPPER)
 assert generation.number > number
-assert [where for where, *_ in tables._loaded] == [tables.SHIPPED], "what was read before is read again"
+assert [where for where, *_ in tables.queries._loaded] == [tables.queries.SHIPPED], "what was read before is read again"
 """,
     "tables, by a signal": """
 def work():
@@ -255,7 +255,7 @@ def test_tables_that_an_interruption_leaves_are_those_of_the_folder(
         unlink(path, **how)
         deleted.append(path)
 
-    (folder / f"x{tables.JOURNAL}").write_text("")
+    (folder / f"x{tables.checks.JOURNAL}").write_text("")
     with monkeypatch.context() as now:
         now.setattr(Path, "unlink", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -90,7 +90,7 @@ test_workers.fork_while_all_is_locked()
 def fork_while_all_is_locked() -> None:
     """Every lock is held by another thread at the fork, those of a plan that is being compiled too."""
     held, made = locks(), step.Step(SimpleNamespace(arguments={}), ())
-    named = {"runtime.plan._planning", "tables._lock", "functional.overrides._lock"}
+    named = {"runtime.plan._planning", "tables.queries._lock", "functional.overrides._lock"}
     assert {f"triton_gemm.{name}" for name in named} <= set(held)
     plan.PLANS["compiling",] = SimpleNamespace(steps=[made])
     taken, end = threading.Event(), threading.Event()
@@ -139,7 +139,7 @@ def test_a_spawned_worker_plans_as_its_parent() -> None:
 SMALL = {
     "compat.native": "native_key",
     "compat.torch_compile": "_inductor_choices",
-    "functional.routing": "_warn_of_a_guess",
+    "functional.left_to_torch": "warn_of_a_guess",
     "hardware.device": "_cuda_device",
     "hardware.driver": "_library _primary_context cublas_version",
     "hardware.graphs": "own_stream",
@@ -153,7 +153,7 @@ SMALL = {
     "kernels.warp_specialised.widths": "_deepest _forms",
     "hardware.nvml": "gpu power_limit",
     "problem": "_one_plane",
-    "tables": "_users_folder",
+    "tables.queries": "_users_folder",
 }
 
 

@@ -66,9 +66,9 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder of tables, empty, in this test alone, and none that are shipped; what is logged once is logged
     again."""
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tables, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(tables.queries, "SHIPPED", tmp_path / "shipped")
     files.say_once.cache_clear()
-    tables._ignored.clear()
+    tables.queries._ignored.clear()
     tables.reload()
     return tmp_path / "tables"
 

@@ -411,7 +411,7 @@ def test_the_whole_lines_of_what_is_cut_off_go_on(folder: Path, caplog: pytest.L
 def test_shipped_tables_are_left_where_they_are(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Their folder is the package's: what is wrong with them is said, and `verify` finds it."""
     store(problem_of(1)), store(problem_of(2))
-    shipped = tables.SHIPPED / table_in(folder).name
+    shipped = tables.queries.SHIPPED / table_in(folder).name
     shipped.parent.mkdir()
     good = table_in(folder).read_text()
     tables.clear()

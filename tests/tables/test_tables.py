@@ -90,7 +90,7 @@ def test_a_field_that_a_config_gains_needs_nothing(monkeypatch: pytest.MonkeyPat
 
 def test_a_users_entry_goes_before_a_shipped_one(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     shipped = tmp_path / "shipped"
-    monkeypatch.setattr(tables, "SHIPPED", shipped)
+    monkeypatch.setattr(tables.queries, "SHIPPED", shipped)
     first, second = problem_of(M=256), problem_of(M=512)
     assert store(first, 2) and store(second, 2)
     os.rename(folder, shipped)
@@ -102,7 +102,7 @@ def test_a_users_entry_goes_before_a_shipped_one(folder: Path, tmp_path: Path, m
     assert "1 us measured on 20" in reason and "the model's choice 2 us" in reason
 
 
-@pytest.mark.parametrize("path", sorted(tables.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(tables.queries.SHIPPED.glob("*.json")), ids=lambda path: path.stem)
 def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, monkeypatch: Any) -> None:
     """After a change of choices, rebuild tables by `python -m perf.tuning --rebuild RECORDS --table FILE`; tests/perf
     compares them with their records."""
@@ -169,7 +169,7 @@ def test_where_there_is_no_table_a_look_at_each_folder_is_all(folder: Path, monk
     monkeypatch.setattr(nvml, "power_limit", lambda uuid: pytest.fail("NVML was asked"))
     for M in range(1, 20):
         assert found(problem_of(M)) is None
-    assert looked == [folder, tables.SHIPPED]
+    assert looked == [folder, tables.queries.SHIPPED]
 
 
 def test_importing_reads_no_table_and_none_of_its_helpers(tmp_path: Path) -> None:
@@ -191,9 +191,9 @@ def test_the_users_folder_is_the_platforms(
     pytest.importorskip("platformdirs")
     monkeypatch.delenv("TRITON_GEMM_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tables._users_folder.cache_clear()
+    tables.queries._users_folder.cache_clear()
     assert tables.folder() == tmp_path / "triton_gemm" / "tables"
-    tables._users_folder.cache_clear()
+    tables.queries._users_folder.cache_clear()
     monkeypatch.setitem(sys.modules, "platformdirs", None)
     files.say_once.cache_clear()
     assert tables.folder() is None and tables.lookup(problem_of(), HOPPER) is None and not store(problem_of())
@@ -201,7 +201,7 @@ def test_the_users_folder_is_the_platforms(
         "platformdirs is not installed: a user's tables are looked for in TRITON_GEMM_CACHE_DIR only",
         "nothing is kept: there is no folder for it: set TRITON_GEMM_CACHE_DIR",
     ]
-    tables._users_folder.cache_clear()
+    tables.queries._users_folder.cache_clear()
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
@@ -218,11 +218,11 @@ def test_a_user_without_a_home_has_no_tables(
         monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "~/tables")
     if older:
         monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **how: Path("~/.cache"))
-    files.say_once.cache_clear(), tables._users_folder.cache_clear()
+    files.say_once.cache_clear(), tables.queries._users_folder.cache_clear()
     assert tables.folder() is None and kept.folder() is None and found(problem_of()) is None
     assert not store(problem_of()) and tables.clear() == 0
     assert [message for message in caplog.messages if "home folder" in message] == caplog.messages[:1]
-    tables._users_folder.cache_clear()
+    tables.queries._users_folder.cache_clear()
 
 
 def test_the_folder_that_is_named_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -288,7 +288,9 @@ def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pyt
     here = replace(HOPPER, name="renamed", bandwidth=1e6)
     assert tables.device_of(Silicon.of(HOPPER)) == HOPPER
     replace_all(monkeypatch, torch.cuda, is_available=lambda: True, device_count=lambda: 2)
-    monkeypatch.setattr(tables, "device_info", lambda device: here if device.index else replace(here, num_sms=66))
+    monkeypatch.setattr(
+        tables.changes, "device_info", lambda device: here if device.index else replace(here, num_sms=66)
+    )
     assert tables.device_of(Silicon.of(HOPPER)) is here
 
 

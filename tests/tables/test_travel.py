@@ -122,7 +122,7 @@ def test_an_entry_says_where_torch_is_faster(folder: Path, monkeypatch: pytest.M
     tables.clear()
     assert tables.import_from(copy) == 1 and tables.torch_is_faster(problem, HOPPER)
     assert not tables.torch_is_faster(problem, HOPPER, invariant=True)
-    monkeypatch.setattr(tables, "torchs_versions", lambda: "torch 9.9")
+    monkeypatch.setattr(tables.queries, "torchs_versions", lambda: "torch 9.9")
     assert not tables.torch_is_faster(problem, HOPPER) and tables.contents(HOPPER, "any") == before
     assert tables.ignored() == {
         "user's table: torch is faster, and its bits depend on the number of rows": 1,
@@ -167,5 +167,5 @@ def test_versions_of_torchs_product_name_its_library(monkeypatch: pytest.MonkeyP
         ("13.0", "13.1.0", ", cuBLAS 13.1.0"),
     ):
         monkeypatch.setattr(torch.version, "cuda", cuda)
-        monkeypatch.setattr(tables, "cublas_version", lambda cuda, found=cublas: found)
+        monkeypatch.setattr(tables.records, "cublas_version", lambda cuda, found=cublas: found)
         assert tables.torchs_versions() == f"torch {torch.__version__}{of_library}"

@@ -145,6 +145,6 @@ def test_the_fingerprint_of_tables_knows_ranges(folder: Path, monkeypatch: pytes
     before = tables.contents(HOPPER)
     store()
     assert tables.contents(HOPPER) != before
-    monkeypatch.setattr(tables, "serves", lambda *_: False)
+    monkeypatch.setattr(tables.queries, "serves", lambda *_: False)
     tables.reload()
     assert tables.contents(HOPPER) != empty

@@ -134,7 +134,7 @@ def test_what_cannot_be_stored_is_told(known: bool, folder: Path, monkeypatch: p
     """A winner, and the model's choice where a table has a slower one; not a choice that needs no table."""
     if known:
         table_fakes.store(SMALL)
-    monkeypatch.setattr(tables, "_put", lambda *_: False)
+    monkeypatch.setattr(tables.changes, "_put", lambda *_: False)
     (shape,) = tuned(folder).shapes
     assert (shape.outcome, shape.stored, shape.measured) == ("not stored", False, True)
     assert "faster" in str(shape) and str(shape).endswith("; not stored")
@@ -184,7 +184,7 @@ def test_an_entry_where_torch_was_faster_is_replaced_when_it_is_no_more(folder: 
 
 def test_another_cublas_is_timed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned(folder, lab=with_torch(0.8), bits="any")
-    monkeypatch.setattr(tables, "torchs_versions", lambda: "another")
+    monkeypatch.setattr(tables.queries, "torchs_versions", lambda: "another")
     (shape,) = tuned(folder, lab=with_torch(0.7), bits="any", resume=True).shapes
     assert shape.outcome == "stays" and shape.stored and tables.torch_is_faster(SMALL, HOPPER)
 

@@ -217,7 +217,7 @@ def test_a_full_disk_keeps_what_was_there_and_tunes_on(
 
 
 def test_without_a_folder_it_tunes_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "folder", lambda: None)
+    monkeypatch.setattr(tables.queries, "folder", lambda: None)
     report = Session(FakeLab(chance), Journal(None, "1"), Wishes(60.0)).run({SMALL: 1}, lambda report: None)
     assert report.shapes[0].outcome == "not stored" and not report.shapes[0].stored
 

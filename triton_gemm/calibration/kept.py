@@ -12,7 +12,6 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ..hardware.silicon import Silicon, without_power
 from ..selection import generation
 from ..tables import files
 from ..tables.files import say_once
-from ..tables.records import WrongError, plain, read, text_of
+from ..tables.records import WrongError, now, plain, read, text_of, versions
 from .figures import rounded
 
 FORMAT = 1
@@ -198,8 +197,7 @@ def store(model: DeviceModel, device: DeviceInfo) -> Path | None:
     """Keeps a model for a device's silicon, in place of the one before, and uses it from the next plan on; the file.
     Where the folder cannot be written to, that is logged once and None."""
     where, silicon = folder(), Silicon.of(device)
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    kept = Kept(silicon, now, tables.versions(), rounded(replace(model, source="calibrated").as_dict()))
+    kept = Kept(silicon, now(), versions(), rounded(replace(model, source="calibrated").as_dict()))
     try:
         if where is None:
             raise OSError("there is no folder: set TRITON_GEMM_CACHE_DIR")
@@ -231,8 +229,6 @@ def clear() -> int:
     where = folder()
     names = [] if where is None else files.names(where, "")
     if where is not None and names:
-        with files.locked(where):
-            for name in names:
-                (where / name).unlink(missing_ok=True)
+        files.delete(where, names)
         reload()
     return len(names)

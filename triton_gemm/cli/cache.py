@@ -188,11 +188,7 @@ def import_(sources: Files, as_json: output.Json = False) -> None:
     An entry is usable if it can run and has the bits of the model's choice; only the table's version of Triton can
     tell. An invalid file changes nothing.
     """
-    for path in sources:
-        if (wrong := files.look(path).wrong) is not None:
-            raise output.FailedError(f"{path}: {wrong[1]}")
-    count = sum(tables.import_from(path) for path in sources)
-    _counted(count, tables.folder(), as_json)
+    _counted(sum(tables.import_from(path) for path in _whole(sources)), tables.folder(), as_json)
 
 
 @app.command("merge")
@@ -203,10 +199,15 @@ def merge(
     as_json: output.Json = False,
 ) -> None:
     """Merge files of one kind into the file OUT, as import does. The order of files does not matter."""
-    for path in sources:
+    _counted(tables.merge(_whole(sources), out), out, as_json)
+
+
+def _whole(paths: list[Path]) -> list[Path]:
+    """The same, all of which can be read whole."""
+    for path in paths:
         if (wrong := files.look(path).wrong) is not None:
             raise output.FailedError(f"{path}: {wrong[1]}")
-    _counted(tables.merge(sources, out), out, as_json)
+    return paths
 
 
 def _counted(count: int, where: Path | None, as_json: bool) -> None:

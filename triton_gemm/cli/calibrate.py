@@ -16,7 +16,7 @@ from . import output, words
 def calibrate(
     budget: words.Budget = "60s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report, and store nothing.")] = False,
-    device: Annotated[str | None, typer.Option(metavar="cuda:N", help="The GPU; by default cuda:0.")] = None,
+    device: words.Gpu = None,
     as_json: output.Json = False,
 ) -> None:
     """Fit the cost model to this GPU, by timing candidates of fixed GEMMs for about a minute.

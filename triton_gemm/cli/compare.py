@@ -11,18 +11,12 @@ import typer
 from . import output, products, words
 
 
+@products.takes_gemms
 @output.command
 def compare(
-    shapes: words.Shapes = None,
-    suite: words.Suite = None,
-    shapes_from: words.ShapesFrom = None,
-    weights: words.Weights = None,
-    rows: words.Rows = None,
-    bias: words.Bias = False,
-    dtype: words.DtypeOfSizes = None,
-    layout: words.LayoutOfSizes = None,
+    gemms: products.Gemms,
     budget: words.Budget = "2m",
-    device: Annotated[str | None, typer.Option(metavar="cuda:N", help="The GPU; by default cuda:0.")] = None,
+    device: words.Gpu = None,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", dir_okay=False, metavar="FILE", help="Also write the table into a file.")
     ] = None,
@@ -39,8 +33,7 @@ def compare(
     of two between are compared. The exit status is 1 if a GEMM could not be measured.
     """
     seconds, gpu = words.seconds(budget), words.gpu(device)
-    layers = products.Layers(weights, None if rows is None else words.ends_and_powers(rows), bias)
-    problems = products.chosen(shapes, suite, shapes_from, dtype, layout, layers)
+    problems = products.chosen(gemms, None if gemms.rows is None else words.ends_and_powers(gemms.rows))
     for path in (csv_file, plot):
         if path is not None and not path.parent.is_dir():
             raise output.wrong_call(f"there is no folder {path.parent}")
@@ -48,8 +41,9 @@ def compare(
     found: list[Any] = []
     code = 0
     try:
-        given = problems if shapes_from is None else shapes_from
-        found.append(products.tuning().compare(given, budget=seconds, progress=found.append, device=gpu))
+        found.append(
+            products.tuning().compare(gemms.shapes_from or problems, budget=seconds, progress=found.append, device=gpu)
+        )
     except (KeyboardInterrupt, RuntimeError) as error:
         if not found:
             raise

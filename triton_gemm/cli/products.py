@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
@@ -17,33 +20,51 @@ from ..suites import SUITES
 from ..suites.problems import gemm_problem
 from . import output, words
 
-
-class Layers(NamedTuple):
-    """--weights and what goes with it."""
-
-    weights: str | None
-    rows: list[int] | None
-    bias: bool
+_NAMED = inspect.Parameter.KEYWORD_ONLY
 
 
-def chosen(
-    shapes: str | None,
-    suite: str | None,
-    shapes_from: Path | None,
-    dtype: str | None,
-    layout: Order | None,
-    layers: Layers,
-) -> list[GemmProblem]:
-    """The problems that a call names in one of these ways. dtype, layout: of --shapes, by default bf16 and nn, and the
-    dtype of --weights and of suites of 16 bits; refused where they would be ignored."""
-    given = {"--shapes": shapes, "--suite": suite, "--shapes-from": shapes_from, "--weights": layers.weights}
+class Gemms(NamedTuple):
+    """The options that name GEMMs. dtype, layout: of --shapes, by default bf16 and nn, and the dtype of --weights and
+    of suites of 16 bits."""
+
+    shapes: words.Shapes = None
+    suite: words.Suite = None
+    shapes_from: words.ShapesFrom = None
+    weights: words.Weights = None
+    rows: words.Rows = None
+    bias: words.Bias = False
+    dtype: words.DtypeOfSizes = None
+    layout: words.LayoutOfSizes = None
+
+
+def takes_gemms(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of `Gemms` in place of its first parameter."""
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        command(Gemms(*(options.pop(name) for name in Gemms._fields)), **options)
+
+    hints, defaults = get_type_hints(Gemms, include_extras=True), Gemms._field_defaults
+    parameters = [inspect.Parameter(x, _NAMED, default=defaults[x], annotation=hints[x]) for x in Gemms._fields]
+    _, *others = inspect.signature(command, eval_str=True).parameters.values()
+    parameters += [x.replace(kind=_NAMED) for x in others]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {x.name: x.annotation for x in parameters}
+    return run
+
+
+def chosen(gemms: Gemms, rows: list[int] | None) -> list[GemmProblem]:
+    """The problems that a call names in one of the ways of `Gemms`. What would be ignored is refused. rows: what --rows
+    says."""
+    shapes, suite, shapes_from, weights, _, bias, dtype, layout = gemms
+    given = {"--shapes": shapes, "--suite": suite, "--shapes-from": shapes_from, "--weights": weights}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         raise output.wrong_call(f"give one of {', '.join(given)}" + f", not {' and '.join(named)}" * bool(named))
-    if layers.weights is not None:
-        return of_layers(layers.weights, layers.rows, layers.bias, words.dtype(dtype or "bf16"), layout)
-    if layers.rows is not None or layers.bias:
-        raise output.wrong_call(f"{'--bias' if layers.rows is None else '--rows'} goes with --weights")
+    if weights is not None:
+        return of_layers(weights, rows, bias, words.dtype(dtype or "bf16"), layout)
+    if rows is not None or bias:
+        raise output.wrong_call(f"{'--bias' if rows is None else '--rows'} goes with --weights")
     if shapes is not None:
         return [problem(*sizes, words.dtype(dtype or "bf16"), layout or "nn") for sizes in words.shapes(shapes)]
     if layout is not None:

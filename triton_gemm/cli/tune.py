@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -17,16 +17,10 @@ from ..tables.records import named, plain
 from . import output, products, words
 
 
+@products.takes_gemms
 @output.command
 def tune(
-    shapes: words.Shapes = None,
-    suite: words.Suite = None,
-    shapes_from: words.ShapesFrom = None,
-    weights: words.Weights = None,
-    rows: words.Rows = None,
-    bias: words.Bias = False,
-    dtype: words.DtypeOfSizes = None,
-    layout: words.LayoutOfSizes = None,
+    gemms: products.Gemms,
     budget: words.Budget = "2m",
     bits: words.Bits = "same",
     measure: Annotated[
@@ -57,27 +51,28 @@ def tune(
     the same bits as untuned ones. Each winner is saved at once, so tuning can be interrupted, and --resume continues
     it. The exit status is 1 if a GEMM could not be measured, or its winner not stored.
     """
-    seconds, numbers = words.seconds(budget), None if rows is None else words.rows(rows)
-    layers = products.Layers(weights, None if weights is None or rows is None else [1], bias)  # each weight once
-    problems = products.chosen(shapes, suite, shapes_from, dtype, layout, layers)
-    if rows is not None and weights is None and shapes_from is None:
+    seconds, rows = words.seconds(budget), None if gemms.rows is None else words.rows(gemms.rows)
+    problems = products.chosen(gemms, None if gemms.weights is None or rows is None else [1])  # each weight once
+    if rows is not None and gemms.weights is None and gemms.shapes_from is None:
         raise output.wrong_call("--rows goes with --weights or --shapes-from")
-    tuning = products.tuning()
+    tuning, given = products.tuning(), gemms.shapes_from or problems
     if dry_run:
-        planned = tuning.planned(problems if shapes_from is None else shapes_from, words.device(device), bits, numbers)
-        output.show(_as_dict(planned, bits), as_json, lambda console: _show_plan(console, planned, bits))
+        planned = tuning.planned(given, words.device(device), bits, rows)
+        names = {problem: _candidates(problem, ways, bits) for problem, ways in planned.items()}
+        shapes = [{"problem": plain(problem), "candidates": x} for problem, x in names.items()]
+        output.show({"shapes": shapes}, as_json, lambda console: _show_plan(console, names))
         return
     gpu = words.gpu(device)
     if not sys.stderr.isatty():  # in a terminal tuning shows what it tries and the best so far
         _log_to_stderr()
     report = tuning.tune(
-        problems if shapes_from is None else shapes_from,
+        given,
         budget=seconds,
         bits=bits,
         measure=measure,
         resume=resume,
         repeat=repeat,
-        rows=numbers,
+        rows=rows,
         device=gpu,
     )
     output.show(report.as_dict(), as_json, lambda console: console.print(str(report), soft_wrap=True))
@@ -93,17 +88,11 @@ def _candidates(problem: GemmProblem, ways: Sequence[Selection], bits: Bits) -> 
     return [*map(named, ways), *["torch"] * with_torch]
 
 
-def _as_dict(planned: Mapping[GemmProblem, Sequence[Selection]], bits: Bits) -> dict[str, Any]:
-    shapes = [{"problem": plain(x), "candidates": _candidates(x, ways, bits)} for x, ways in planned.items()]
-    return {"shapes": shapes}
-
-
-def _show_plan(console: Console, planned: Mapping[GemmProblem, Sequence[Selection]], bits: Bits) -> None:
-    every = {problem: _candidates(problem, ways, bits) for problem, ways in planned.items()}
+def _show_plan(console: Console, every: Mapping[GemmProblem, Sequence[str]]) -> None:
     for problem, names in every.items():
         console.print("\n    ".join([words.problem_text(problem), *names]), soft_wrap=True, highlight=False)
     count = output.counted(sum(map(len, every.values())), "candidate")
-    console.print(f"{count} for {output.counted(len(planned), 'GEMM')}; nothing was timed")
+    console.print(f"{count} for {output.counted(len(every), 'GEMM')}; nothing was timed")
 
 
 def _log_to_stderr() -> None:

@@ -27,16 +27,10 @@ _DROPPED = {
 }
 
 
+@products.takes_gemms
 @output.command
 def warmup(
-    shapes: words.Shapes = None,
-    suite: words.Suite = None,
-    shapes_from: words.ShapesFrom = None,
-    weights: words.Weights = None,
-    rows: words.Rows = None,
-    bias: words.Bias = False,
-    dtype: words.DtypeOfSizes = None,
-    layout: words.LayoutOfSizes = None,
+    gemms: products.Gemms,
     arch: Annotated[
         str | None,
         typer.Option(metavar="sm_XX", help="All GPUs of that compute capability that have a name."),
@@ -85,8 +79,7 @@ def warmup(
     """
     if kit is not None and out is not None:
         raise output.wrong_call("give --out or --kit, not both")
-    layers = products.Layers(weights, None if rows is None else words.rows(rows), bias)
-    problems = products.chosen(shapes, suite, shapes_from, dtype, layout, layers)
+    problems = products.chosen(gemms, None if gemms.rows is None else words.rows(gemms.rows))
     devices = devices_of(arch, device)
     errors = Console(stderr=True)
     with Progress(

@@ -24,6 +24,7 @@ from .output import wrong_call
 
 CUDA = r"cuda(:\d{1,3})?"
 DTYPE_WORDS = {SHORT_NAMES[dtype]: dtype for dtype in dict.fromkeys((*DTYPES, *SCALED))}
+_SIZE = r"(\d{1,15})"
 MOST_ROWS = 2**20  # for each of which a kernel is chosen
 _LONG = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPE_WORDS.values(), torch.int32)}
 
@@ -87,9 +88,8 @@ Rows = Annotated[
     str | None,
     typer.Option(help="Rows of the layers' inputs, all leading dimensions together: 1-512,2048.", metavar="A-B,C"),
 ]
-
-
 Bias = Annotated[bool, typer.Option("--bias", help="The layers of --weights have a bias.")]
+Gpu = Annotated[str | None, typer.Option("--device", metavar="cuda:N", help="The GPU; by default cuda:0.")]
 Budget = Annotated[str, typer.Option(metavar="TIME", help="How long it may take: 90s, 2m, 1h.")]
 
 
@@ -103,27 +103,23 @@ def dtype(word: str) -> torch.dtype:
 
 def shapes(text: str) -> list[tuple[int, int, int, int]]:
     """(batch, M, N, K) of each product; batch is 1 by default."""
-    found = []
-    for word in text.split(","):
-        sizes = re.fullmatch(r"\s*(?:(\d{1,15})x)?(\d{1,15})x(\d{1,15})x(\d{1,15})\s*", word.lower(), re.ASCII)
-        batch, M, N, K = map(int, sizes.groups(default="1")) if sizes else (0, 0, 0, 0)
-        if min(batch, M, N, K) < 1 or max(batch, M, N, K) > LARGEST:
-            called = f"{word.strip()[:60]!r} is not MxNxK with numbers from 1 to {LARGEST}"
-            raise wrong_call(f"--shapes: {called}, as in 16x14336x4096")
-        found.append((batch, M, N, K))
-    return found
+    return _sizes("--shapes", text, rf"(?:{_SIZE}x)?{_SIZE}x{_SIZE}x{_SIZE}", "MxNxK", "16x14336x4096")
 
 
 def weights(text: str) -> list[tuple[int, int]]:
     """(N, K) of each weight."""
+    return _sizes("--weights", text, f"{_SIZE}x{_SIZE}", "NxK", "14336x4096")
+
+
+def _sizes(option: str, text: str, pattern: str, called: str, example: str) -> list[Any]:
     found = []
     for word in text.split(","):
-        sizes = re.fullmatch(r"\s*(\d{1,15})x(\d{1,15})\s*", word.lower(), re.ASCII)
-        N, K = map(int, sizes.groups()) if sizes else (0, 0)
-        if min(N, K) < 1 or max(N, K) > LARGEST:
-            called = f"{word.strip()[:60]!r} is not NxK with numbers from 1 to {LARGEST}"
-            raise wrong_call(f"--weights: {called}, as in 14336x4096")
-        found.append((N, K))
+        sizes = re.fullmatch(rf"\s*{pattern}\s*", word.lower(), re.ASCII)
+        numbers = tuple(map(int, sizes.groups(default="1"))) if sizes else (0,)
+        if min(numbers) < 1 or max(numbers) > LARGEST:
+            why = f"{word.strip()[:60]!r} is not {called} with numbers from 1 to {LARGEST}"
+            raise wrong_call(f"{option}: {why}, as in {example}")
+        found.append(numbers)
     return found
 
 

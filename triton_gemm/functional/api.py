@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.autograd.graph import increment_version
 
 from .. import arguments
-from ..arithmetic import DTYPES, FLOATING, Precision, result_dtype
+from ..arithmetic import Precision
 from ..compat import override_functions
 from ..problem import GATES, PRODUCT, SUM, Activation, Gate, Request
-from ..runtime import plan
-from . import fast_path, matrices, ops, rules
+from . import fast_path, matrices, rules
 from .activations import ACTIVATIONS
+from .calls import autocast, product
 from .matrices import Operands
-from .operators import is_plain, needs_grad
 
 _ACTIVATED: dict[str | None, Request] = {
     activation: Request(beta=1, activation=activation) for activation in (*ACTIVATIONS, *GATES)
@@ -77,7 +75,7 @@ def matmul(
     if c is not None:
         return c
     arguments.tensors("matmul", input=input, other=other)
-    a, b = _autocast(input, other) if out is None else (input, other)
+    a, b = autocast(input, other) if out is None else (input, other)
     rules.matmul(a, b)
     return _product("matmul", request, Operands(a, b), out, key)
 
@@ -100,9 +98,7 @@ def mm(
         input: [M, K].
         mat2: [K, N].
         out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded.
-        out: The matrix that is filled with the result and returned.
-        precision: As in `matmul`.
-        batch_invariant: As in `matmul`.
+        out, precision, batch_invariant: As in `matmul`.
 
     Returns:
         A matrix [M, N].
@@ -131,9 +127,7 @@ def bmm(
         input: [B, M, K].
         mat2: [B, K, N].
         out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded.
-        out: The tensor that is filled with the result and returned.
-        precision: As in `matmul`.
-        batch_invariant: As in `matmul`.
+        out, precision, batch_invariant: As in `matmul`.
 
     Returns:
         A tensor [B, M, N].
@@ -163,7 +157,7 @@ def _of_one_rank(
         return c
     arguments.tensors(function, input=input, mat2=mat2)
     if out is None and out_dtype is None:
-        input, mat2 = _autocast(input, mat2)
+        input, mat2 = autocast(input, mat2)
     check(input, mat2)
     rules.out_dtype(out_dtype, input)
     return _product(function, request, Operands(input, mat2), out, key)
@@ -185,9 +179,7 @@ def mv(
     Args:
         input: [M, K].
         vec: [K].
-        out: The vector that is filled with the result and returned.
-        precision: As in `matmul`.
-        batch_invariant: As in `matmul`.
+        out, precision, batch_invariant: As in `matmul`.
 
     Returns:
         A vector [M].
@@ -198,7 +190,7 @@ def mv(
     """
     arguments.tensors("mv", input=input, vec=vec)
     if out is None:
-        input, vec = _autocast(input, vec)
+        input, vec = autocast(input, vec)
     rules.mv(input, vec)
     request = Request(precision=precision, batch_invariant=batch_invariant)
     return _product("mv", request, Operands(input, vec), out)
@@ -229,10 +221,8 @@ def addmm(
         mat2: [K, N].
         out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded; input may be fp32 then.
         beta, alpha: Numbers, or 0-D tensors that do not require grad. Reading these waits for the GPU.
-        out: The matrix that is filled with the result and returned.
         activation: As in `linear`; applied to the sum.
-        precision: As in `matmul`.
-        batch_invariant: As in `matmul`.
+        out, precision, batch_invariant: As in `matmul`.
 
     Returns:
         A matrix [M, N].
@@ -254,7 +244,7 @@ def addmm(
     beta, alpha = arguments.number("addmm", "beta", beta), arguments.number("addmm", "alpha", alpha)
     request = request._replace(alpha=alpha, beta=beta)
     if out is None and out_dtype is None:
-        input, mat1, mat2 = _autocast(input, mat1, mat2)
+        input, mat1, mat2 = autocast(input, mat1, mat2)
     rules.addmm(input, mat1, mat2, out_dtype)
     return _product("addmm", request, Operands(mat1, mat2, input), out, key)
 
@@ -283,10 +273,8 @@ def baddbmm(
         batch2: [B, K, N].
         out_dtype: torch.float32 for fp16 and bf16, whose fp32 sums are then not rounded; input may be fp32 then.
         beta, alpha: Numbers, or 0-D tensors that do not require grad. Reading these waits for the GPU.
-        out: The tensor that is filled with the result and returned.
         activation: As in `linear`; applied to the sum.
-        precision: As in `matmul`.
-        batch_invariant: As in `matmul`.
+        out, precision, batch_invariant: As in `matmul`.
 
     Returns:
         A tensor [B, M, N].
@@ -300,7 +288,7 @@ def baddbmm(
     rules.activation("baddbmm", activation)
     beta, alpha = arguments.number("baddbmm", "beta", beta), arguments.number("baddbmm", "alpha", alpha)
     if out is None and out_dtype is None:
-        input, batch1, batch2 = _autocast(input, batch1, batch2)
+        input, batch1, batch2 = autocast(input, batch1, batch2)
     rules.baddbmm(input, batch1, batch2, out_dtype)
     request = Request(alpha, beta, activation, out_dtype, precision, batch_invariant=batch_invariant)
     return _product("baddbmm", request, Operands(batch1, batch2, input), out)
@@ -372,11 +360,8 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
     """`linear` of a call like none before."""
     a, weight, bias, residual, gate, gate_bias = x
     more = {"bias": bias, "gate": gate, "gate_bias": gate_bias, "residual": residual}
-    if (
-        gate is not None
-        or gate_bias is not None
-        or (isinstance(request.activation, str) and request.activation in GATES)
-    ):
+    gated = isinstance(request.activation, str) and request.activation in GATES
+    if gated or gate is not None or gate_bias is not None:
         if gate is None and gate_bias is not None:
             raise ValueError("linear(): gate_bias is given without gate")
         request = request._replace(activation=rules.gate("linear", request.activation, gate, "[N, K] each: weight"))
@@ -385,15 +370,12 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
         if y is not None:
             arguments.tensor("linear", f"'{name}' (position 3)" if name == "bias" else f"'{name}'", y)
     rules.activation("linear", request.activation)
-    if (
-        request.precision is None
-        and request.batch_invariant is None
-        and override_functions(a, weight, bias, gate, gate_bias)
-    ):
+    torchs = request.precision is None and request.batch_invariant is None
+    if torchs and override_functions(a, weight, bias, gate, gate_bias):
         # Tensor subclasses override torch's functions, and quantized weights override no others.
         return matrices.unfused(x, request, lambda product, _: torch.nn.functional.linear(*product[:3]))
     operands = [y for y in x if y is not None]
-    cast = list(_autocast(*operands))
+    cast = list(autocast(*operands))
     x = Operands(*[None if y is None else cast.pop(0) for y in x])  # type: ignore[arg-type]  # as they were
     a, weight = x.a, x.b
     if x.gate is not None:
@@ -408,85 +390,7 @@ def _linear(x: Operands, request: Request, key: fast_path.Key | None) -> torch.T
     return _product("linear", request, x, None, key)
 
 
-# --- What every call goes through ---
-
-
 def _product(
-    function: str, request: Request, x: Operands, out: torch.Tensor | None, key: fast_path.Key | None = None
+    function: str, request: Request, x: Operands, out: torch.Tensor | None = None, key: fast_path.Key | None = None
 ) -> torch.Tensor:
-    """The product of operands whose shapes and dtypes go together, in `out` where given. What it launches is kept by
-    the key, if there is one."""
-    plain = x.input is None and x.residual is None and request.activation is None
-    rules.computable(function, x.a, x.b, x.input, dtypes=DTYPES if plain else FLOATING, devices=("cuda", "cpu", "meta"))
-    rules.precision(function, request.precision, x.a.dtype)
-    if request.batch_invariant is not None:
-        arguments.flag(function, "batch_invariant", request.batch_invariant)
-    a, b, vectors = _matrices(x.a, x.b)
-    x = x._replace(a=a, b=b)
-    if out is not None:
-        found = _product_into(function, request, out, x, vectors)
-        # Unless `out` was resized, and is not what the key says.
-        if key is not None and not vectors and key[1] == plan.key_of(request, a, b, out, matrices.auxiliary_of(x)):
-            _fast.keep(key, found)
-        return out
-    if key is None:
-        return _without(ops.gemm(*x[:3], request, *x[3:]), vectors)
-    launched: list[fast_path.Known | None] = []
-    c = ops.gemm(*x[:3], request, *x[3:], launched=launched)
-    if launched:
-        _fast.keep(key, fast_path.SLOW if vectors else launched[0])
-    return _without(c, vectors)
-
-
-def _product_into(
-    function: str, request: Request, out: torch.Tensor, x: Operands, vectors: tuple[int, ...]
-) -> fast_path.Known | None:
-    """Fills out with `_product` without the dimensions `vectors`; what launches it, where that is one launch."""
-    a, b, input, *_ = x
-    arguments.tensor(function, "'out'", out)
-    if needs_grad(a, b, input, out):
-        raise rules.no_grad_into_out(function)
-    shape = list(matrices.shape_of(a, b))
-    for dim in vectors:
-        del shape[dim]
-    in_place = is_plain(a, b, input, out) and not out.is_neg()
-    if in_place:  # out may share memory with what is read, and be resized
-        a, b = (y.clone() if rules.may_alias(out, y) else y for y in (a, b))
-        if input is not None and (input is not out or list(out.shape) != shape) and rules.may_alias(out, input):
-            input = input.clone()
-    dtype = request.out_dtype or result_dtype(a.dtype)
-    rules.out(out, shape, dtype, a.device, request.out_dtype is not None)
-    if not in_place:
-        out.copy_(_without(ops.gemm(a, b, input, request), vectors))
-        return None
-    c = out
-    for dim in reversed(vectors):
-        c = c.unsqueeze(dim)
-    found = matrices.compute_into(c, Operands(a, b, c if input is out else input), request)
-    increment_version(out)
-    return found
-
-
-def _without(c: torch.Tensor, vectors: tuple[int, ...]) -> torch.Tensor:
-    """c without these dimensions: one by one, as DTensor's rules for it are (torch 2.11)."""
-    for dim in vectors:
-        c = c.squeeze(dim)
-    return c
-
-
-def _matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-    """a [.., M, K] and b [.., K, N], and which dimensions of the product only stand for those that vectors lack."""
-    vectors = (-2,) * (a.dim() == 1) + (-1,) * (b.dim() == 1)
-    return (a.unsqueeze(0) if a.dim() == 1 else a), (b.unsqueeze(1) if b.dim() == 1 else b), vectors
-
-
-def _autocast(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The operands as torch.autocast has torch.mm take them. As there, calls with `out` or `out_dtype` are exempt."""
-    device = operands[0].device.type
-    if device not in ("cuda", "cpu") or not torch.is_autocast_enabled(device):
-        return operands
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(
-        x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 and x.device.type == device else x
-        for x in operands
-    )
+    return product(function, request, x, out, key, _fast)

@@ -41,16 +41,12 @@ from . import fast_path, matrices, sharding
 from .activations import ACTIVATIONS, derivative, for_gradients, through_activation
 from .matrices import Operands
 from .native_products import NativeProducts, Places
-from .operators import Derivatives, Tensors, batched, for_backward, is_plain, needs_grad, operator
+from .operator_arguments import ARGUMENTS, batched_arguments, checked, parsed
+from .operators import Derivatives, Tensors, for_backward, is_plain, needs_grad, operator
 
 NAME = "triton_gemm::gemm"
 KEYS = ("AutogradCUDA", "CUDA")  # of the operator's kernels that C++ overrides
 MANY_ROWS = 1024  # of a gradient, from which on a product with ones sums them faster than torch's sum
-ARGUMENTS = (
-    "(Tensor a, Tensor b, Tensor? input=None, Scalar alpha=1.0, Scalar beta=1.0, str? activation=None, "
-    "ScalarType? out_dtype=None, str? precision=None, bool? batch_invariant=None, Tensor? residual=None, "
-    "Tensor? gate=None, Tensor? gate_bias=None)"
-)
 
 
 # --- Computing it ---
@@ -86,25 +82,6 @@ def _empty(x: Operands, request: Request) -> torch.Tensor:
 
 
 # --- The operators ---
-
-
-def _parsed(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None = None,
-    alpha: float = 1,
-    beta: float = 1,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
-    batch_invariant: bool | None = None,
-    residual: torch.Tensor | None = None,
-    gate: torch.Tensor | None = None,
-    gate_bias: torch.Tensor | None = None,
-) -> tuple[Operands, Request]:
-    """The operators' arguments, with their defaults: torch leaves out trailing ones."""
-    request = Request(alpha, beta, activation, out_dtype, precision, batch_invariant=batch_invariant)
-    return Operands(a, b, input, residual, gate, gate_bias), request
 
 
 def _dispatched(x: Operands, request: Request) -> Tensors:
@@ -346,7 +323,7 @@ def _through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype:
 
 def _autograd(*arguments: Any) -> torch.Tensor:
     sharding.register()
-    x, request = _parsed(*arguments)
+    x, request = parsed(*arguments)
     if not (needs_grad(*x) or differentiates_forward(*x)):
         with below_autograd():
             return _op(*arguments)
@@ -358,7 +335,7 @@ def _autograd(*arguments: Any) -> torch.Tensor:
 
 
 def _autograd_for_backward(*arguments: Any) -> Tensors:
-    x, request = _parsed(*arguments)
+    x, request = parsed(*arguments)
     if not (needs_grad(*x) or differentiates_forward(*x)):
         with below_autograd():
             return _op_for_backward(*arguments)
@@ -367,58 +344,31 @@ def _autograd_for_backward(*arguments: Any) -> Tensors:
 
 
 def _kernel(*arguments: Any) -> torch.Tensor:
-    return _computed(*_checked(*arguments))[0]
+    return _computed(*checked(*arguments))[0]
 
 
 def _kernel_for_backward(*arguments: Any) -> Tensors:
-    x, request = _checked(*arguments)
+    x, request = checked(*arguments)
     if request.activation is None:
         raise RuntimeError("gemm_for_backward: without an activation there is nothing else to return")
     return for_backward(_computed(x, request._replace(preactivation=True)))
 
 
-def _checked(*arguments: Any) -> tuple[Operands, Request]:
-    """`_parsed` of arguments whose caller may have checked nothing."""
-    x, request = _parsed(*arguments)
-    if not x.a.dtype == x.b.dtype == (x.b if x.gate is None else x.gate).dtype:
-        raise RuntimeError(f"gemm: {x.a.dtype} and {x.b.dtype} cannot be multiplied")
-    if x.gate is None and x.gate_bias is not None:
-        raise RuntimeError("gemm: a gate's bias needs a gate")
-    if request.activation is not None and request.activation not in ACTIVATIONS:
-        raise RuntimeError(f"gemm: there is no activation {request.activation!r}")
-    if x.gate is not None and (x.gate.shape != x.b.shape or request[:2] != (1, 1) or request.activation is None):
-        raise RuntimeError("gemm: a gate has b's shape and an activation, and no factors")
-    return x, request
-
-
 def _fake(*arguments: Any, **named: Any) -> torch.Tensor:
-    return _empty(*_parsed(*arguments, **named))
+    return _empty(*parsed(*arguments, **named))
 
 
 def _fake_for_backward(*arguments: Any, **named: Any) -> Tensors:
-    x, request = _parsed(*arguments, **named)
+    x, request = parsed(*arguments, **named)
     return for_backward(tuple(_empty(x, request) for _ in range(2 if x.gate is None else 3)))
 
 
-def _batched_arguments(size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
-    """The operators' arguments, with a first dimension for those of vmap. A gate has one where b has."""
-    places = [i for i in (0, 1, 2, 9, 10, 11) if i < len(arguments)]
-    given, dims = [arguments[i] for i in places], [in_dims[i] for i in places]
-    found = list(arguments)
-    if len(given) > 4 and given[4] is not None and (dims[1] is None) != (dims[4] is None):
-        i = 1 if dims[1] is None else 4
-        given[i], dims[i] = given[i].expand(size, *given[i].shape), 0
-    for i, x in zip(places, batched(size, dims, given), strict=True):
-        found[i] = x
-    return found
-
-
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
-    return _op(*_batched_arguments(info.batch_size, in_dims, arguments)), 0
+    return _op(*batched_arguments(info.batch_size, in_dims, arguments)), 0
 
 
 def _vmap_for_backward(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensors, Any]:
-    found = _op_for_backward(*_batched_arguments(info.batch_size, in_dims, arguments))
+    found = _op_for_backward(*batched_arguments(info.batch_size, in_dims, arguments))
     return found, (0, 0, None if found[2].dim() == 1 else 0)
 
 

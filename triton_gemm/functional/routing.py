@@ -13,84 +13,38 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, get_args
 
 import torch
 
 from .. import arguments
-from ..arithmetic import FLOATING, IEEE, default_arithmetic
 from ..compat import (
     INTERPRETED,
     hash_triton_in_background,
     hide_from_dynamo,
-    overlaps_itself,
 )
-from ..hardware.device import INTERPRETER, device_info, has_gpu
-from ..hardware.device_model import origin
+from ..hardware.device import has_gpu
 from ..problem import SUM, Request
 from ..runtime import background, kits, plan, policies, turns
-from . import matrices
-from .fast_path import FastPath, same_storage
+from . import left_to_torch, matrices
+from .fast_path import FastPath
 from .matrices import Operands
 from .native_products import Places
 from .other_products import COUNTED, PRODUCTS, Product
 from .overrides import Kernel, Overrides
-from .rules import expands
+from .routing_rule import ROUTED, FirstCalls, Kind, Rule, Wanted, kinds_of
 
-# By aten's name: where a and b are among the arguments.
-ROUTED = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 KEY = "CPU" if INTERPRETED else "CUDA"
 OURS = "triton_gemm"
 AUTOLOAD = "triton_gemm_autoload"  # the owner of the rule of TRITON_GEMM_USE=1
-BY_TABLE = "faster by table"  # why torch computes what a table says it is faster at
-OVERLAP, NEGATIVE = OF_OUT = "out may overlap an operand", "out is a negative view"  # no other call need be so
 NOT_COMPILED, NOT_ROUTED = "its kernel is not compiled yet", "torch: it is not routed"
-
-Wanted = Callable[[str, torch.Tensor, torch.Tensor], bool]
-# Our speed over torch's where committed records show less than 0.9 (attention-ieee.csv), by compute capability: of
-# batches in IEEE fp32 with M, N and K below SMALL.
-SLOWER = {(9, 0): {torch.float32: 0.81}}
-SMALL = 256
-FirstCalls = Literal["same bits", "torch"]
-Kind = str | torch.dtype  # one of the names in ROUTED and PRODUCTS, or operands' dtype
-
-
-@dataclass(frozen=True, eq=False)  # two blocks with equal rules have one each
-class Rule:
-    """What is routed: names of ROUTED and dtypes, all but those of `exclude`; where `predicate(op, a, b)`, if given.
-    first_calls: what computes while kernels are compiled. learn: whether kernels are raced in service. fast: the calls
-    that were made under equal rules. owner: the package that called `enable`, or None for a block's."""
-
-    only: frozenset[str | torch.dtype]
-    exclude: frozenset[str | torch.dtype]
-    predicate: Wanted | None
-    first_calls: FirstCalls
-    learn: bool = False
-    fast: FastPath = field(default_factory=FastPath)
-    owner: str | None = None
-
-    def refuses(self, name: str, a: torch.Tensor, b: torch.Tensor) -> str | None:
-        """Why this call stays torch's, or None."""
-        for kind in (name, a.dtype):
-            same = {x for x in self.only if isinstance(x, type(kind))}
-            if (same and kind not in same) or kind in self.exclude:
-                return f"{kind} is excluded"
-        if self.predicate is None:
-            return None
-        try:
-            wanted = self.predicate(name, a, b)
-        except Exception as error:  # a TypeError would make Python say that tensors have no @
-            raise RuntimeError(f"use(): the predicate raised {type(error).__name__}: {error}") from error
-        return None if wanted else "the predicate says no"
-
 
 _rules: list[Rule] = []  # changed by `_by_cpp.change` alone: a signal or the collector may enter and leave any time
 _counts: Counter[tuple[str, str]] = Counter()
-_faster: dict[tuple[object, ...], str] = {}  # why torch is, under any rule, by the key of calls; "" where it is not
 
 
 @hide_from_dynamo
@@ -150,7 +104,7 @@ def _rule(
     arguments.flag(function, "learn", learn, or_none=True)
     arguments.callback(function, "predicate", predicate, "op", "a", "b")
     arguments.one_of(function, "first_calls", first_calls, get_args(FirstCalls))
-    kinds = _kinds(function, "only", only), _kinds(function, "exclude", exclude)
+    kinds = kinds_of(function, "only", only), kinds_of(function, "exclude", exclude)
     if first_calls == "torch":
         _refuse_invariance()
         if not (INTERPRETED or background.enabled()):
@@ -212,20 +166,6 @@ def _end(rule: Rule) -> None:
         _by_cpp.change(_rules, _rules.remove, rule)
     if rule.learn:
         turns.end()
-
-
-def _kinds(function: str, name: str, given: Kind | Collection[Kind]) -> frozenset[Kind]:
-    """What `only` or `exclude`, which `name` says, names: one, or several."""
-    if isinstance(given, (str, torch.dtype)):
-        given = (given,)
-    arguments.several(function, name, given)
-    several = tuple(given)
-    names = *ROUTED, *PRODUCTS
-    unknown = [x for x in several if not (isinstance(x, torch.dtype) or (isinstance(x, str) and x in names))]
-    if unknown:
-        wrong = ", ".join(map(str, unknown))
-        raise ValueError(f"{function}(): {wrong}: only {', '.join(names)} are routed, and by dtypes")
-    return frozenset(several)
 
 
 @hide_from_dynamo
@@ -349,9 +289,9 @@ def _routed(overload: str) -> Kernel:
                 return c
         why = fast.by_torch.get(key) or _stays(rules[0], name, a, b, input, out, scalars)
         if why is None and rules[0].predicate is None and a.dtype not in rules[0].only:
-            why = _faster_by_torch(overload, a, b, input, out, request)
+            why = left_to_torch.faster_by_torch(overload, a, b, input, out, request)
         if why is None:
-            _warn_of_a_guess(a.device)
+            left_to_torch.warn_of_a_guess(a.device)
             request = Request(float(request.alpha), float(request.beta))
             try:
                 with _first_calls(rules[0]):
@@ -365,7 +305,7 @@ def _routed(overload: str) -> Kernel:
                 return c
             except background.WouldWaitError:
                 why = NOT_COMPILED
-        elif key is not None and why not in OF_OUT:
+        elif key is not None and why not in left_to_torch.OF_OUT:
             if _by_cpp.registered:  # C++ leaves such calls to torch, and counts them, without asking Python again
                 words = f"{name} torch: {why}"
                 fast.add_to_table(_by_cpp.extension, key, call, lambda table: _by_cpp.leave(table, call, words))
@@ -374,6 +314,11 @@ def _routed(overload: str) -> Kernel:
         return None
 
     return kernel
+
+
+def _stays(rule: Rule, name: str, a: torch.Tensor, b: torch.Tensor, *call: Any) -> str | None:
+    """Why this call is not routed, or None."""
+    return rule.refuses(name, a, b) or left_to_torch.stays(name, a, b, *call)
 
 
 def _routed_other(name: str, overload: str, product: Product) -> Kernel:
@@ -436,99 +381,6 @@ def _refuse_invariance() -> None:
         raise RuntimeError(
             'first_calls="torch" gives first calls other bits, and batch-invariant ones must not have these'
         )
-
-
-def _stays(
-    rule: Rule,
-    name: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None,
-    out: torch.Tensor | None,
-    scalars: dict[str, Any],
-) -> str | None:
-    """Why torch computes this call itself, or None: it is not to be routed, not ours to compute, or a mistake that
-    torch has the words for."""
-    why = rule.refuses(name, a, b)
-    if why is not None:
-        return why
-    if a.dtype not in FLOATING:
-        return f"{a.dtype} is not computed"
-    capability = device_info(a.device).capability
-    if capability < (8, 0):
-        return "the GPU is older than compute capability 8.0"
-    rank = 3 if "bmm" in name else 2
-    operands = [x for x in (a, b, input, out) if x is not None]
-    if any(x.dtype != a.dtype or x.device != a.device for x in operands):
-        return "dtypes or devices differ"
-    if a.dim() != rank or b.dim() != rank or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
-        return "shapes do not go together"
-    shape = matrices.shape_of(a, b)
-    if input is not None and input.shape != shape and not expands(input, shape):
-        return "shapes do not go together"
-    if any(isinstance(value, complex) for value in scalars.values()):
-        return "a factor is complex"
-    if out is not None:
-        if out.is_neg():
-            return NEGATIVE
-        if out.shape != shape:
-            return "out has another shape"
-        if _overlaps(out, a, b, input):
-            return OVERLAP
-        if overlaps_itself(out):
-            return "out overlaps itself"
-    return None
-
-
-def _faster_by_torch(
-    overload: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    input: torch.Tensor | None,
-    out: torch.Tensor | None,
-    request: Request,
-) -> str | None:
-    """That torch is faster, by the records or by a table of bits="any". Both are asked once about calls whose plan
-    would be the same."""
-    key = overload, plan.key_of(request, a, b, out, () if input is None else (input,))
-    why = _faster.get(key)
-    if why is None:
-        why = _slower(a, b) or ""
-        if not why and policies.current_policy().bits == "any":
-            problem = matrices.problem_of(a, b, input, out, request)
-            if problem is not None and policies.torch_is_faster(problem, plan.info_of(a.device)):
-                why = BY_TABLE
-        plan.keep(_faster, key, why, plan.MAX_PLANS)
-    return why or None
-
-
-def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """That torch is faster by the records, unless a table has the product, or torch's bits would depend on its rows."""
-    device = device_info(a.device)
-    speed = SLOWER.get(device.capability, {}).get(a.dtype)
-    if speed is None or device == INTERPRETER or policies.current_policy().batch_invariant:
-        return None
-    if a.dim() != 3 or max(*a.shape[1:], b.shape[-1]) >= SMALL or default_arithmetic(a.dtype) is not IEEE:
-        return None
-    c = torch.empty(matrices.shape_of(a, b), dtype=a.dtype, device="meta")
-    if plan.selection_of(a, b, c).source != "model":
-        return None
-    return f"a batch of small float32 takes {1 / speed:.1f} times as long here, untuned"
-
-
-@cache
-def _warn_of_a_guess(device: torch.device) -> None:
-    """Says once that nobody has timed products on this GPU."""
-    if not INTERPRETED and origin(device_info(device)) == "derived":
-        warnings.warn(
-            f"triton_gemm was not timed on {device_info(device).name}: products under use() may be slower than "
-            "torch's. `triton-gemm calibrate` and `triton-gemm tune` measure it",
-            stacklevel=3,
-        )
-
-
-def _overlaps(out: torch.Tensor, *operands: torch.Tensor | None) -> bool:
-    return any(x is not None and same_storage(x, out) for x in operands)
 
 
 _places = {f"{name}.out": Places(1, 2, 0, 4, 3, 5) if first else Places(0, 1, out=2) for name, first in ROUTED.items()}

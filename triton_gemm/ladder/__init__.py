@@ -13,7 +13,7 @@ from . import (
     k10_tma,
     k11_warp_specialised,
 )
-from .rung import Rung
+from .record import Rung
 
 LADDER: tuple[Rung, ...] = tuple(
     module.RUNG

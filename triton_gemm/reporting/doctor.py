@@ -1,6 +1,6 @@
 """What works on this machine and what does not, found without a GPU too: plain data, which `triton-gemm doctor` shows.
 
-Each examination looks at one thing and says what it found; one that fails says so itself, and the others go on.
+Each examination looks at one thing. If one fails, that is what it found, and the others go on.
 """
 
 from __future__ import annotations
@@ -23,14 +23,7 @@ import torch
 import triton
 
 from .. import tables
-from ..compat import (
-    CLUSTERS,
-    INTERPRETED,
-    TESTED,
-    c_compiler,
-    cache_folder,
-    cxx_compiler,
-)
+from ..compat import CLUSTERS, INTERPRETED, TESTED, c_compiler, cache_folder, cxx_compiler
 from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info, has_gpu
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
@@ -38,22 +31,8 @@ from ..runtime import background, kits, native_build, native_file, policies
 from . import storage
 from .storage import Found, Status
 
-VARIABLES = tuple(
-    f"TRITON_GEMM_{name}"
-    for name in (
-        "BACKGROUND",
-        "BATCH_INVARIANT",
-        "BITS",
-        "CACHE_DIR",
-        "CAPABILITY",
-        "COMMIT",
-        "KIT",
-        "LEARN",
-        "NATIVE",
-        "POLICY",
-        "USE",
-    )
-)
+_NAMES = "BACKGROUND BATCH_INVARIANT BITS CACHE_DIR CAPABILITY COMMIT KIT LEARN NATIVE POLICY USE"
+VARIABLES = tuple(f"TRITON_GEMM_{name}" for name in _NAMES.split())
 # Variables of others that change what is compiled, where it is kept, or which GPU is seen.
 OTHERS = re.compile(r"TRITON_(?!GEMM_)\w+|CUDA_VISIBLE_DEVICES|CUDA_HOME|CC|PTXAS_OPTIONS|TORCHINDUCTOR_CACHE_DIR")
 OLDEST = (8, 0)  # compute capability
@@ -61,8 +40,8 @@ OLDEST = (8, 0)  # compute capability
 
 @dataclass(frozen=True)
 class Finding:
-    """What an examination found. about: a word; status: "broken" is what keeps this machine from its purpose, "note"
-    what one may want to know; says: a sentence; do: what to do about it, or nothing."""
+    """What an examination found. about: a word; status: "broken" keeps this machine from its purpose, "note" is worth
+    knowing; says: a sentence; do: what to do about it, or nothing."""
 
     about: str
     status: Status
@@ -82,11 +61,9 @@ class Diagnosis:
         return any(finding.status == "broken" for finding in self.findings)
 
     def document(self) -> dict[str, Any]:
-        """For programs, and for `--device` of another machine: GPUs have their power limit, without which no table of
-        theirs is found there."""
+        """For programs, and for `--device` of another machine: with power limits, by which tables are found there."""
         devices = [replace(x, power_limit=tables.Silicon.of(x).power_limit) for x in self.devices]
-        found: dict[str, Any] = asdict(replace(self, devices=tuple(devices)))
-        return found | {"broken": self.broken}
+        return asdict(replace(self, devices=tuple(devices))) | {"broken": self.broken}
 
     def __str__(self) -> str:
         """For people: a line for each finding, and what to do below it."""
@@ -138,8 +115,8 @@ def _versions() -> Found:
         if own and own[1] != tables.files.TRITON:
             yield "note", f"torch {torch.__version__} comes with Triton {own[1]}, and this is {triton.__version__}"
     if INTERPRETED:
-        how = "unset TRITON_INTERPRET to use the GPU" if has_gpu() else ""
-        yield "note", "TRITON_INTERPRET is set: kernels run in Triton's interpreter, on the CPU, slowly", how
+        do = "unset TRITON_INTERPRET to use the GPU" if has_gpu() else ""
+        yield "note", "TRITON_INTERPRET is set: kernels run in Triton's interpreter, on the CPU, slowly", do
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -149,21 +126,22 @@ def _dotted(version: tuple[int, int]) -> str:
 def _gpu() -> Found:
     if torch.version.hip:
         yield "broken", f"torch {torch.__version__} is for AMD's GPUs, and this package for NVIDIA's"
-        return
-    if not torch.cuda.is_available():
-        if not has_gpu():
-            how = "`explain`, `warmup` and `cache` need none: name a GPU, as in --device h200"
-            products = "" if INTERPRETED else ". Products of CPU tensors run with TRITON_INTERPRET=1, slowly"
-            yield "note", "this machine has no NVIDIA GPU", how + products
-        elif torch.version.cuda is None:
-            yield "broken", f"there is a GPU, but torch {torch.__version__} was built without CUDA", "install another"
-        else:
-            yield "broken", f"there is a GPU, but torch cannot use it: {_why_not()}", "see `nvidia-smi`, and the driver"
-        return
+    elif torch.cuda.is_available():
+        yield from _gpus()
+    elif not has_gpu():
+        do = "`explain`, `warmup` and `cache` need none: name a GPU, as in --device h200"
+        products = "" if INTERPRETED else ". Products of CPU tensors run with TRITON_INTERPRET=1, slowly"
+        yield "note", "this machine has no NVIDIA GPU", do + products
+    elif torch.version.cuda is None:
+        yield "broken", f"there is a GPU, but torch {torch.__version__} was built without CUDA", "install another"
+    else:
+        yield "broken", f"there is a GPU, but torch cannot use it: {_why_not()}", "see `nvidia-smi`, and the driver"
+
+
+def _gpus() -> Found:
     for index, device in enumerate(_devices()):
-        major, minor = device.capability
         power = tables.Silicon.of(device).power_limit
-        says = f"cuda:{index} is {device.name}: sm_{major}{minor}, {device.num_sms} SMs, {power} W"
+        says = f"cuda:{index} is {device.name}: {architecture(device.capability)}, {device.num_sms} SMs, {power} W"
         if device.capability < OLDEST:
             yield "broken", f"{says}, and compute capability {_dotted(OLDEST)} is the oldest that works"
         else:
@@ -189,11 +167,8 @@ def _driver() -> Found:
     says = f"driver {release[1] if release else 'of unknown release'}, for CUDA up to {_dotted(newest)}"
     wanted = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
     if wanted[0] > newest[0]:
-        yield (
-            "broken",
-            f"{says}, and torch is built for CUDA {torch.version.cuda}",
-            "update the driver, or install an older torch",
-        )
+        why = f"{says}, and torch is built for CUDA {torch.version.cuda}"
+        yield "broken", why, "update the driver, or install an older torch"
     else:
         yield "good", f"{says}; torch is built for {torch.version.cuda}"
 
@@ -208,13 +183,13 @@ def _kernels() -> Found:
         elif device.capability >= OLDEST:
             yield "note", f"{device.name} runs `portable` and the small kernels: `warp_specialised` is for sm_90"
         if device.capability not in SHARED_MEMORY:
-            yield "note", f"sm_{device.capability[0]}{device.capability[1]} is not known to this package"
-        source = model_of(device).source.split(":")[0][:60]
+            yield "note", f"{architecture(device.capability)} is not known to this package"
+        source = model_of(device).source
         if origin(device) == "calibrated":
-            yield "good", f"the cost model of {device.name} is the user's, {model_of(device).source}"
+            yield "good", f"the cost model of {device.name} is the user's, {source}"
         elif origin(device) == "derived":
-            how = "calibrate in a minute, with `triton-gemm calibrate`, and tune your shapes, with `triton-gemm tune`"
-            yield "note", f"predicted times for {device.name} are {source}, not measured", how
+            do = "calibrate in a minute, with `triton-gemm calibrate`, and tune your shapes, with `triton-gemm tune`"
+            yield "note", f"predicted times for {device.name} are {source.split(':')[0][:60]}, not measured", do
 
 
 # --- What compiles ---
@@ -223,27 +198,27 @@ def _kernels() -> Found:
 def _compiler() -> Found:
     """GCC or Clang: Triton builds its driver module with it, once."""
     command = c_compiler()
-    built = next(cache_folder().glob("*/cuda_utils*.so"), None)
-    problem = None
-    if command is None:
-        problem = "there is no C compiler"
-    elif not Path(sysconfig.get_paths()["include"], "Python.h").exists():
-        problem = "Python's headers are missing (Python.h)"
-    else:
-        try:
-            done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60)
-            first = (done.stdout or done.stderr).splitlines()[:1]
-            problem = f"{command} --version failed: {' '.join(first)}" if done.returncode else None
-        except OSError as error:
-            problem = f"{command}: {error.strerror}"
-    if problem is None:
+    why = "there is no C compiler" if command is None else _fails(command)
+    if why is None:
         yield "good", f"{command} and Python's headers, with which Triton builds its driver module"
-    elif built is not None:
-        yield "note", f"{problem}, but Triton's driver module is in its cache"
+    elif any(cache_folder().glob("*/cuda_utils*.so")):
+        yield "note", f"{why}, but Triton's driver module is in its cache"
     else:
-        how = "install gcc and python3-dev, or run `triton-gemm warmup` where there are, and copy Triton's cache"
-        says = f"{problem}, and Triton needs one to build its driver module, before it compiles kernels that no kit has"
-        yield ("broken" if has_gpu() and not kits.exist() else "note"), says, how
+        do = "install gcc and python3-dev, or run `triton-gemm warmup` where there are, and copy Triton's cache"
+        says = f"{why}, and Triton needs one to build its driver module, before it compiles kernels that no kit has"
+        yield ("broken" if has_gpu() and not kits.exist() else "note"), says, do
+
+
+def _fails(compiler: str) -> str | None:
+    """Why a C compiler builds nothing for Python, or None."""
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        return "Python's headers are missing (Python.h)"
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60)
+    except OSError as error:
+        return f"{compiler}: {error.strerror}"
+    first = (done.stdout or done.stderr).splitlines()[:1]
+    return f"{compiler} --version failed: {' '.join(first)}" if done.returncode else None
 
 
 def _native() -> Found:
@@ -263,25 +238,25 @@ def _native() -> Found:
     try:
         os.close(native_file.open_checked(where))
         yield "good", f"C++ launches repeated calls, by {where}" if why is None else f"{where} can be loaded"
-        return
     except PermissionError as error:
         yield "note", f"{by_python}: {error}", "or delete the file, if you do not know it"
-        return
     except (OSError, ImportError) as error:
         if given:
-            how = f"build it with `triton-gemm build --into {where.parent}`, or unset TRITON_GEMM_NATIVE"
-            yield "note", f"{by_python}, as TRITON_GEMM_NATIVE is {where}: {error}", how
-            return
+            do = f"build it with `triton-gemm build --into {where.parent}`, or unset TRITON_GEMM_NATIVE"
+            yield "note", f"{by_python}, as TRITON_GEMM_NATIVE is {where}: {error}", do
+        else:
+            yield _to_be_built(by_python)
+
+
+def _to_be_built(by_python: str) -> tuple[Status, str, str]:
     try:
         compiler = cxx_compiler()
     except RuntimeError as error:
-        yield "note", f"{by_python}: {error}", "set CXX to a command"
-        return
+        return "note", f"{by_python}: {error}", "set CXX to a command"
     if compiler is None:
-        yield "note", f"{by_python}: there is no C++ compiler", "set CXX, or install g++"
-    else:
-        says = f"C++ launches repeated calls once {compiler[0]} has built an extension, in the background"
-        yield "good", says, "`triton-gemm build` builds it now"
+        return "note", f"{by_python}: there is no C++ compiler", "set CXX, or install g++"
+    says = f"C++ launches repeated calls once {compiler[0]} has built an extension, in the background"
+    return "good", says, "`triton-gemm build` builds it now"
 
 
 def _ptxas() -> Found:
@@ -323,15 +298,13 @@ def _product() -> Found:
 
 def _policy() -> Found:
     on_gpu = torch.cuda.is_available() and not INTERPRETED  # nothing is compiled in the background elsewhere
-    switch = os.environ.get("TRITON_GEMM_BACKGROUND", "1")
-    if on_gpu and switch not in ("0", "1"):
-        words = f"TRITON_GEMM_BACKGROUND must be 0 or 1, not {switch!r}: it counts as 1"
-        yield "broken", words, "set TRITON_GEMM_BACKGROUND to one of these, or unset it"
-    for variable in policies.VARIABLES:
-        if (wrong := policies.wrong(variable)) is not None:
-            yield "broken", wrong, f"set {variable} to one of these, or unset it"
-    if (wrong := native_file.wrong(kits.VARIABLE)) is not None:
-        yield "broken", wrong, "set TRITON_GEMM_KIT to one of these, or unset it"
+    wrong: dict[str, str | None] = {}
+    if on_gpu and (switch := os.environ.get("TRITON_GEMM_BACKGROUND", "1")) not in ("0", "1"):
+        wrong["TRITON_GEMM_BACKGROUND"] = f"TRITON_GEMM_BACKGROUND must be 0 or 1, not {switch!r}: it counts as 1"
+    wrong |= {x: policies.wrong(x) for x in policies.VARIABLES} | {kits.VARIABLE: native_file.wrong(kits.VARIABLE)}
+    for variable, why in wrong.items():
+        if why is not None:
+            yield "broken", why, f"set {variable} to one of these, or unset it"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which say the same
         found = policies.current_policy()

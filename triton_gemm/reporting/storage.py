@@ -47,14 +47,14 @@ def machine_code(devices: tuple[DeviceInfo, ...]) -> Found:
         why = f"{kits.VARIABLE} is 0" if given == "0" else "Triton's settings say so"
         yield "good", f"all kernels are compiled: {why}"
         return
-    shipped = [file for file in map(kits.SHIPPED.joinpath, kits.NAMES.values()) if file.exists()]
+    files = [file for file in map(kits.SHIPPED.joinpath, kits.NAMES.values()) if file.exists()]
     own = None if given == "1" else Path(given)
     package: list[kit.Kit] = []
-    for file in [*shipped, *filter(None, [own])]:
+    for file in files if own is None else [*files, own]:
         what, do = "the package's kit", "install the package again"
         if file == own:
-            how = f"`triton-gemm warmup <GEMMs> --kit {file}` writes it anew once it is deleted"
-            what, do = f"the kit {file}", f"{how}; or unset {kits.VARIABLE}"
+            what, do = f"the kit {file}", f"`triton-gemm warmup <GEMMs> --kit {file}` writes it anew once it is deleted"
+            do += f"; or unset {kits.VARIABLE}"
         try:
             with kit_build.opened(file) if file == own else nullcontext(kit.read(file)) as found:
                 found.check()
@@ -70,7 +70,7 @@ def machine_code(devices: tuple[DeviceInfo, ...]) -> Found:
             yield "note", f"{says}, and {stale} are compiled anyway: the sources are not those of the kit", do
         else:
             yield "good" if used else "note", says
-    if own is None and not shipped:
+    if own is None and not files:
         yield "good", "there is no kit, and all kernels are compiled"
 
 
@@ -121,9 +121,6 @@ def _filesystem(path: Path) -> str:
 
 def stored(devices: tuple[DeviceInfo, ...]) -> Found:
     """Tables and models that these GPUs use, or do not and why. Without a GPU the faults of files, and their number."""
-    reports = tables.verify(devices[0]) if devices else []
-    of_kits = [x for x in reports if x.elsewhere and _is_of_a_kits_triton(x, devices[0])]
-    reports = [x for x in reports if x.source == "user's table" or not x.elsewhere or x in of_kits]
     listed = tables.listed()
     shipped = {contents.table.triton for source, _, contents in listed if source == "shipped table" and contents.table}
     capabilities = {device.capability for device in devices} or {*kits.NAMES}
@@ -131,41 +128,43 @@ def stored(devices: tuple[DeviceInfo, ...]) -> Found:
     if shipped and not used & shipped:
         says = f"shipped tables are for Triton {', '.join(sorted(shipped))}, and this is {triton.__version__}"
         yield "note", f"{says}: they are not used", "tune your shapes, with `triton-gemm tune`"
-    listed = [] if devices else listed
-    for _, path, contents in listed:
+    away = "move the file away, or delete it"
+    for path, contents in [] if devices else [x[1:] for x in listed]:
         if contents.wrong:
-            yield "note", f"{path}: {contents.wrong[1]}", _advice(path, "move the file away, or delete it")
-    for report in reports:
-        faults = [fault for fault in report.faults if fault != report.elsewhere]
-        if report in of_kits:
-            says = f"{report.path.name}: {report.entries} entries, {report.source}"
-            yield "good", f"{says}; {report.elsewhere}: an entry is used where a kit has its kernels"
-        elif report.elsewhere:
-            yield "note", f"{report.path.name} is not used here: {report.elsewhere}"
-        elif faults:
-            says = f"{report.path.name}: {faults[0][:200]}{f', and {len(faults) - 1} more' if faults[1:] else ''}"
-            yield (
-                "note",
-                says,
-                _advice(report.path, "see `triton-gemm cache verify`; tune again, or move the file away"),
-            )
-        else:
-            yield "good", f"{report.path.name}: {report.entries} entries, {report.source}"
+            yield "note", f"{path}: {contents.wrong[1]}", _advice(path, away)
+    told = [x for report in tables.verify(devices[0]) for x in _of_table(report, devices[0])] if devices else []
+    yield from told
     for path, held in kept.listed():
         why = held.elsewhere or (held.wrong and held.wrong[1])
         if why:
             again = "calibrate again, with `triton-gemm calibrate`"
             yield "note", f"the model in {path} is not used: {why}", _advice(path, again)
     for path in (*([] if devices else tables.set_aside()), *kept.set_aside()):  # with a GPU, tables have their report
-        yield "note", f"{path} is quarantined: it could not be used", _advice(path, "move the file away, or delete it")
-    if not devices or not reports:
-        count = sum(contents.table is not None for _, _, contents in listed)
+        yield "note", f"{path} is quarantined: it could not be used", _advice(path, away)
+    if not told:
+        count = 0 if devices else sum(contents.table is not None for _, _, contents in listed)
         yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")
 
 
-def _is_of_a_kits_triton(report: tables.Report, device: DeviceInfo) -> bool:
-    of = report.table
-    return bool(of and of.silicon == tables.Silicon.of(device) and of.triton in kits.others(device.capability))
+def _of_table(report: tables.Report, device: DeviceInfo) -> Found:
+    """What is said of a table on a machine with a GPU: nothing of a shipped one of another GPU or Triton."""
+    of, faults = report.table, [fault for fault in report.faults if fault != report.elsewhere]
+    has = f"{report.path.name}: {report.entries} entries, {report.source}"
+    if (
+        report.elsewhere
+        and of
+        and of.silicon == tables.Silicon.of(device)
+        and of.triton in kits.others(device.capability)
+    ):
+        yield "good", f"{has}; {report.elsewhere}: an entry is used where a kit has its kernels"
+    elif report.elsewhere:
+        if report.source == "user's table":
+            yield "note", f"{report.path.name} is not used here: {report.elsewhere}"
+    elif faults:
+        says = f"{report.path.name}: {faults[0][:200]}{f', and {len(faults) - 1} more' if faults[1:] else ''}"
+        yield "note", says, _advice(report.path, "see `triton-gemm cache verify`; tune again, or move the file away")
+    else:
+        yield "good", has
 
 
 def _advice(path: Path, advice: str) -> str:

@@ -20,7 +20,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -277,6 +277,13 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def delete(folder: Path, names: list[str]) -> None:
+    """Deletes files of a folder. OSError as `locked`."""
+    with locked(folder) if names else nullcontext():
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
 
 
 @cache

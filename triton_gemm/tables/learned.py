@@ -7,25 +7,21 @@ Where nothing was faster the entry is that kernel itself, so that it is not race
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 
-from .. import tables
 from ..hardware.device import DeviceInfo
 from ..hardware.silicon import Silicon
 from ..problem import GemmProblem
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection
-from . import files
+from . import files, queries
 from .files import LEARNED, Table
-from .records import Entry, named, plain, read_entry
+from .records import Entry, named, now, plain, read_entry, versions
 
 
 def entry(problem: GemmProblem, device: DeviceInfo, triton: str = files.TRITON) -> Entry | None:
     """What was learned of a problem, by this process or an earlier one."""
-    where = tables.folder()
-    table = None if where is None else tables._tables(where, device, triton).get(LEARNED)
-    return None if table is None else table.entries.get(problem)
+    return queries.entry(problem, device, LEARNED, triton)
 
 
 def store(
@@ -46,23 +42,22 @@ def store(
     before: the incumbent, which took `before_us` in the same places; samples: of each of both. by: calls `write` with
     the arguments that it is given.
     """
-    where, known = tables.folder(), entry(problem, device, triton)
+    where, known = queries.folder(), entry(problem, device, triton)
     if where is None:
         return False
     if known is not None and bit_class(problem, known.selection(problem, "")) != bit_class(problem, selection):
         return False
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     given = Entry(
         algorithm=selection.algorithm,
         us=us,
         default_us=before_us,
-        measured=now,
-        by=tables.versions(),
+        measured=now(),
+        by=versions(),
         default=named(before),
         samples=samples,
     )
     found = {problem: read_entry(plain(given))}
-    loaded = tables._tables(where, device, triton)
+    loaded = queries.tables_in(where, device, triton)
     empty = Table(Silicon.of(device), triton, LEARNED)
     table = loaded.get(LEARNED, empty)
     loaded[LEARNED] = Table(*table.kind, table.entries | found)  # in one step: other threads may be asking
@@ -88,18 +83,16 @@ def write(where: Path, empty: Table, found: dict[GemmProblem, Entry]) -> bool:
 
 def names() -> list[str]:
     """The files of what was learned, on all GPUs. OSError where the folder may not be read."""
-    where = tables.folder()
+    where = queries.folder()
     return [] if where is None else [x for x in files.names(where, "") if f"-{LEARNED}." in x]
 
 
 def clear() -> int:
     """Forgets all that was learned, on all GPUs; the number of tables. OSError where the folder is not writable."""
-    where, found = tables.folder(), names()
+    where, found = queries.folder(), names()
     try:
-        if where is not None and found:
-            with files.locked(where):
-                for name in found:
-                    (where / name).unlink(missing_ok=True)
+        if where is not None:
+            files.delete(where, found)
     finally:
-        tables.reload()
+        queries.reload()
     return len(found)

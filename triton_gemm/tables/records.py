@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import types
 import typing
 from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, get_args, get_origin
 
 import torch
+import triton
 
 from .. import kernels
 from ..arithmetic import ARITHMETICS, ScaleKind
 from ..hardware.device import DeviceInfo
+from ..hardware.driver import cublas_version
 from ..kernels.candidate import Algorithm
 from ..kernels.schedule import Schedule
 from ..problem import ACTIVATIONS, GemmProblem
@@ -27,12 +31,7 @@ from ..selection.select import Selection
 LARGEST = 2**48  # of sizes and strides, in elements
 LONGEST = 200  # characters of a text
 LEAST_US = 0.01  # microseconds that anything takes: a file that says less would win against all others
-OPTIONAL = (
-    "least_rows",
-    "torch_us",
-    "torch",
-    "samples",
-)  # fields of an entry that a file has only where they say something
+OPTIONAL = ("least_rows", "torch_us", "torch", "samples")  # fields of an entry that a file has where they say something
 RARE = ("residual", "gate", "preactivation")  # fields of a problem, likewise
 
 _DTYPES = {
@@ -97,6 +96,24 @@ class Entry:
         """Of two entries for one problem the lesser is kept when tables are merged: the faster one, and of equals
         always the same."""
         return self.us, text_of(plain(self))
+
+
+def now() -> str:
+    """As `measured` of an entry has it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def versions() -> str:
+    """Of this package and what it runs on."""
+    package = sys.modules[__name__.partition(".")[0]]
+    return f"triton_gemm {package.__version__}, Triton {triton.__version__}, torch {torch.__version__}"
+
+
+def torchs_versions() -> str:
+    """Of torch, and of the cuBLAS that it loaded or else the CUDA that it was built for."""
+    cuda = torch.version.cuda
+    cublas = cublas_version(cuda)
+    return f"torch {torch.__version__}" + (f", cuBLAS {cublas}" if cublas else f", CUDA {cuda}" if cuda else "")
 
 
 def named(selection: Selection) -> str:

@@ -308,7 +308,7 @@ def journal_of(device: DeviceInfo) -> Journal:
     from .journal import Journal
 
     where = tables.folder()
-    path: Path | None = None if where is None else where / f"{Silicon.of(device)}-triton{TRITON}{tables.JOURNAL}"
+    path: Path | None = None if where is None else where / f"{Silicon.of(device)}-triton{TRITON}{tables.checks.JOURNAL}"
     return Journal(path, tables.versions())
 
 
@@ -328,7 +328,7 @@ def _choose(problem: GemmProblem, device: DeviceInfo) -> Selection:
         return choice
     try:
         bits = "same" if policies.current_policy().batch_invariant else policies.current_policy().bits
-        return _chosen(problem, device, bits, tables.cleared)
+        return _chosen(problem, device, bits, tables.changes.cleared)
     finally:
         one_at_a_time.release()
 

@@ -13,7 +13,7 @@ import triton_gemm
 from tests.support.processes import printed
 from tests.support.threads import at_once
 from triton_gemm.compat import withdraw
-from triton_gemm.functional import routing
+from triton_gemm.functional import left_to_torch, routing
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.runtime import background, plan
 
@@ -36,7 +36,7 @@ def fresh():
 def forget_calls() -> None:
     """Of those made before, as where a table has changed."""
     routing._made_under.cache_clear()
-    routing._faster.clear()
+    left_to_torch._faster.clear()
 
 
 def ours() -> dict[str, int]:
@@ -109,7 +109,7 @@ def test_what_stays_torchs_says_why(name: str) -> None:
 def test_equal_rules_share_the_calls_that_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training loop that enters `use()` at each step chooses, and asks what torch is faster at, once."""
     asked: list[Any] = []
-    monkeypatch.setattr(routing, "_slower", lambda *operands: asked.append(operands))
+    monkeypatch.setattr(left_to_torch, "_slower", lambda *operands: asked.append(operands))
     a = draw(5, 5)
     for _ in range(3):
         with triton_gemm.use():
@@ -352,7 +352,7 @@ def test_first_calls_by_torch_are_refused_under_batch_invariance() -> None:
 
 
 def test_first_calls_by_torch_need_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "INTERPRETED", False)
+    monkeypatch.setattr(left_to_torch, "INTERPRETED", False)
     monkeypatch.setattr(background, "enabled", lambda: False)
     with pytest.raises(ValueError, match="TRITON_GEMM_BACKGROUND=0"):
         triton_gemm.enable(first_calls="torch")

@@ -18,7 +18,7 @@ from tests.support import table_fakes
 from tests.support.patches import replace_all
 from tests.support.product_checks import fp32_precision
 from triton_gemm import tables
-from triton_gemm.functional import routing
+from triton_gemm.functional import left_to_torch, routing
 from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.problem import GemmProblem, Request
@@ -168,7 +168,7 @@ def test_torch_is_never_faster_under_batch_invariance_nor_as_another_version(
         torch.mm(a, b)
         assert went() == BY_TABLE
         before = tables.torchs_versions()
-        monkeypatch.setattr(tables, "torchs_versions", lambda: "torch 9.9")
+        monkeypatch.setattr(tables.queries, "torchs_versions", lambda: "torch 9.9")
         tables.reload()
         torch.mm(a, b)
         assert went() == routing.OURS
@@ -176,13 +176,13 @@ def test_torch_is_never_faster_under_batch_invariance_nor_as_another_version(
 
 
 def test_a_gpu_that_nobody_timed_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "INTERPRETED", False)
+    monkeypatch.setattr(left_to_torch, "INTERPRETED", False)
     for name, count in (("h100", 0), ("a100", 1)):
-        monkeypatch.setattr(routing, "device_info", lambda _, name=name: named_device(name))
-        routing._warn_of_a_guess.cache_clear()
+        monkeypatch.setattr(left_to_torch, "device_info", lambda _, name=name: named_device(name))
+        left_to_torch.warn_of_a_guess.cache_clear()
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             for _ in range(2):
-                routing._warn_of_a_guess(torch.device("cuda", 0))
+                left_to_torch.warn_of_a_guess(torch.device("cuda", 0))
         assert len(seen) == count and all("was not timed on" in str(one.message) for one in seen)
-    routing._warn_of_a_guess.cache_clear()
+    left_to_torch.warn_of_a_guess.cache_clear()

@@ -107,7 +107,7 @@ def block():
 def stop_at(number):
     def trace(frame, event, argument):
         nonlocal number
-        if frame.f_code.co_filename != routing.__file__:
+        if frame.f_code.co_filename not in (routing.__file__, sys.modules[routing.Rule.__module__].__file__):
             return None
         number -= event in ("call", "line")
         if number == 0:

@@ -1,0 +1,84 @@
+"""Which files of tables there are, and whether they can be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .. import arguments
+from ..hardware.device import DeviceInfo, current_device_info
+from ..hardware.silicon import Silicon
+from . import files, queries
+from .files import Table
+from .queries import Source
+from .records import illegal, plain, text_of
+
+JOURNAL = ".tuning.jsonl"  # ends the names of files in which a tuner notes what failed
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found in a file.
+
+    Attributes:
+        path: The file.
+        source: Whether it is a user's or a shipped table.
+        entries: How many it has.
+        faults: Why it is not used, or which of its entries are not, a sentence each.
+        elsewhere: Which other GPU key or version of Triton it belongs to, if any.
+        table: Its entries, or None if it cannot be read.
+    """
+
+    path: Path
+    source: Source
+    entries: int
+    faults: tuple[str, ...] = ()
+    elsewhere: str = ""
+    table: Table | None = field(default=None, repr=False)
+
+
+def listed() -> list[tuple[Source, Path, files.Contents]]:
+    """Every file of tables, whose it is, and what it holds; a folder that may not be read as a file that may not."""
+    return [(source, *one) for source, where in queries.folders() for one in files.looked(where, files.look)]
+
+
+def set_aside() -> list[Path]:
+    """The files that could not be read whole, and that were set aside in the user's folder."""
+    where = queries.folder()
+    return files.set_aside(where) if where else []
+
+
+def notes() -> list[Path]:
+    """The files in which tuning noted what failed, and where the model's choice stayed."""
+    where = queries.folder()
+    return sorted(where.glob(f"*{JOURNAL}*")) if where else []
+
+
+def verify(device: DeviceInfo | None = None) -> list[Report]:
+    """Checks every file of tables, quarantined ones included, and each entry. Nothing is changed.
+
+    A table must have the GPU key of `device` and this version of Triton, and each entry must be legal there.
+
+    Args:
+        device: The GPU; None: the current one.
+
+    Returns:
+        A `Report` of each file.
+    """
+    arguments.instance("verify", "device", device, DeviceInfo, or_none=True)
+    reports = [Report(path, "user's table", 0, ("it is quarantined",)) for path in set_aside()]
+    device = device or current_device_info()
+    silicon = Silicon.of(device)
+    for source, path, found in listed():
+        faults, elsewhere = [found.wrong[1]] if found.wrong else [], ""
+        table = found.table
+        if table is not None and (table.silicon, table.triton) != (silicon, files.TRITON):
+            differ = [str(table.silicon)] * (table.silicon != silicon)
+            differ += [f"Triton {table.triton}"] * (table.triton != files.TRITON)
+            elsewhere = f"it is of {' and '.join(differ)}"
+            faults.append(elsewhere)
+        elif table is not None:
+            whys = ((problem, illegal(problem, device, entry.algorithm)) for problem, entry in table.entries.items())
+            faults += [f"{text_of(plain(problem))}: {why}" for problem, why in whys if why]
+        reports.append(Report(path, source, len(table.entries) if table else 0, tuple(faults), elsewhere, table))
+    return reports
