@@ -12,7 +12,6 @@ COMMANDS = {
     "choices": "what changed choices lose by recorded times; needs no GPU",
     "kit": "build machine code to ship, and show which GEMMs it serves; needs no GPU",
     "drift": "what other Tritons make of the kernels, against a record; needs no GPU",
-    "heuristics": "compare the selected tiles and split-K with nvidia-matmul-heuristics; needs no GPU",
     "pages": "put the committed results into README.md and docs/",
     "ladder.explorer": "write a page to play with: what tile, warps and stages cost a rung on six GPUs; needs no GPU",
     "ladder.player": "write a page that plays what the ladder's drawings show; needs no GPU",

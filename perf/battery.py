@@ -63,11 +63,9 @@ def run(chosen: Sequence[str], cores: int, budget: float) -> None:
     """Runs the tests of these sections, and writes JUNIT; leaves no process behind."""
     JUNIT.parent.mkdir(parents=True, exist_ok=True)
     JUNIT.unlink(missing_ok=True)
-    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    tests, end = " ".join(SECTIONS[name][1] for name in chosen), str(time.time() + budget)
+    surroundings = environment.of_child(OMP_NUM_THREADS="1", BATTERY=tests, BATTERY_DEADLINE=end)  # for tests/gpu
     surroundings.pop("TRITON_INTERPRET", None)
-    tests = " ".join(SECTIONS[name][1] for name in chosen)
-    surroundings |= {"BATTERY": tests, "BATTERY_DEADLINE": str(time.time() + budget)}  # tests/gpu/conftest.py has them
     options = ["--tier=full", "-q", "-n", str(cores), "-p", "no:cacheprovider", "-o", "junit_logging=system-out"]
     command = [sys.executable, "-m", "pytest", str(TESTS), *options, f"--junit-xml={JUNIT}"]
     process = subprocess.Popen(command, cwd=ROOT, env=surroundings, stdin=subprocess.DEVNULL, start_new_session=True)

@@ -32,7 +32,7 @@ try:
     import triton
 
     from perf.common import arguments as args
-    from perf.measure.environment import RESULTS, ROOT
+    from perf.measure.environment import RESULTS, ROOT, of_child
     from triton_gemm import kernels
     from triton_gemm.arithmetic import ARITHMETICS, HALF, IEEE, TF32, Arithmetic
     from triton_gemm.config import TileConfig
@@ -113,9 +113,8 @@ def compare_with(what: str, given: argparse.Namespace) -> int:
     try:
         python, folder = toolchain(what)
         options = [f"--gpu={given.gpu}", f"--only={given.only}", f"--jobs={given.jobs}", *["--update"] * given.update]
-        paths = os.pathsep.join(filter(None, (str(folder or ""), str(ROOT), os.environ.get("PYTHONPATH"))))
         command = [python, "-m", "perf.drift", "--triton", "here", *options]
-        status = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}).returncode
+        status = subprocess.run(command, env=of_child(str(folder or ""))).returncode
         return status if status in (0, 1) else 2
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         print(f"error: {what}: {error}", file=sys.stderr)

@@ -50,7 +50,7 @@ from perf.kit_choice import (
     selections_of,
     stand_in_options,
 )
-from perf.measure.environment import ROOT
+from perf.measure.environment import ROOT, of_child
 from triton_gemm.cli.words import problem_text
 from triton_gemm.compat import without_lines
 from triton_gemm.hardware.gpus import named_device
@@ -235,10 +235,7 @@ def output(problem: GemmProblem, selection: Selection, device: torch.device, of_
 def with_triton(arguments: Sequence[str]) -> int:
     """Runs this command with the Triton that a kit is compiled by."""
     _, folder = toolchain(TRITON)
-    paths = os.pathsep.join(filter(None, (str(folder), str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, "-m", "perf.kit", *arguments], env=os.environ | {"PYTHONPATH": paths}
-    ).returncode
+    return subprocess.run([sys.executable, "-m", "perf.kit", *arguments], env=of_child(str(folder))).returncode
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,7 +28,7 @@ from rich.console import Console
 from perf.accuracy import tables
 from perf.accuracy.judge import PARTS, Row, failures, of_kind
 from perf.accuracy.ways import KINDS, Kind, possible
-from perf.common import arguments as given_arguments
+from perf.common import arguments as args
 from perf.common.files import shown, write_json
 from perf.common.progress import Task, run
 from perf.measure import environment
@@ -68,10 +68,8 @@ def measured(kinds: Sequence[Kind], device: torch.device, jobs: int, console: Co
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.accuracy", description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {'; '.join(KINDS)}. Default: all")
-    parser.add_argument("--out", type=given_arguments.path, metavar="FILE", help="where the record goes, instead")
-    parser.add_argument(
-        "--jobs", type=given_arguments.count, default=min(8, len(os.sched_getaffinity(0))), help="processes"
-    )
+    parser.add_argument("--out", type=args.path, metavar="FILE", help="where the record goes, instead")
+    parser.add_argument("--jobs", type=args.count, default=min(8, len(os.sched_getaffinity(0))), help="processes")
     given = parser.parse_args(arguments)
     unknown = [name for name in given.kinds if name not in KINDS]
     if unknown:

@@ -196,32 +196,21 @@ def show_list(call: argparse.Namespace, console: Console) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; its `suites` and `options`. No suites: their names are to be listed."""
     parser = argparse.ArgumentParser(prog="python -m perf.bench", description=__doc__)
+    add = parser.add_argument
     known = ", ".join(SUITES)
-    parser.add_argument(
-        "suites", nargs="*", metavar="SUITE", help=f"{known}; all but 16 bits: precision; all, llm-large aside: all"
-    )
-    parser.add_argument("--dtype", choices=("bf16", "fp16"), help="of suites of 16 bits (bf16)")
-    parser.add_argument("--json", type=args.path, metavar="FILE", help="where to write, if it is one suite")
-    parser.add_argument(
-        "--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/bench/<triton version>"
-    )
-    parser.add_argument(
-        "--budget", type=float, default=sweep.BUDGET_S, metavar="SECONDS", help="of timing a shape (%(default)s)"
-    )
-    parser.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes a suite, evenly spaced")
-    parser.add_argument("--providers", type=_names, metavar="NAME,NAME", help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--peers", action="store_true", help=f"{' and '.join(AUTOTUNED)} as well")
-    parser.add_argument("--unseen", type=int, metavar="SEED", help="other shapes of the same regimes, drawn at random")
-    parser.add_argument(
-        "--baseline", type=args.path, metavar="FILE", help="compare with this sweep, or folder of sweeps"
-    )
-    parser.add_argument(
-        "--fail-below", type=float, metavar="RATIO", help="exit status 1 where a suite's mean against it is less"
-    )
-    parser.add_argument("--warm", action="store_true", help="compile all shapes' kernels first, many at once")
-    parser.add_argument(
-        "--list", action="store_true", help="show the suites, or the shapes of those named; measures nothing"
-    )
+    add("suites", nargs="*", metavar="SUITE", help=f"{known}; all but 16 bits: precision; all, llm-large aside: all")
+    add("--dtype", choices=("bf16", "fp16"), help="of suites of 16 bits (bf16)")
+    add("--json", type=args.path, metavar="FILE", help="where to write, if it is one suite")
+    add("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/bench/<triton version>")
+    add("--budget", type=float, default=sweep.BUDGET_S, metavar="SECONDS", help="of timing a shape (%(default)s)")
+    add("--limit", type=args.count, metavar="N", help="at most N shapes a suite, evenly spaced")
+    add("--providers", type=_names, metavar="NAME,NAME", help=f"of {', '.join(PEERS)}")
+    add("--peers", action="store_true", help=f"{' and '.join(AUTOTUNED)} as well")
+    add("--unseen", type=int, metavar="SEED", help="other shapes of the same regimes, drawn at random")
+    add("--baseline", type=args.path, metavar="FILE", help="compare with this sweep, or folder of sweeps")
+    add("--fail-below", type=float, metavar="RATIO", help="exit status 1 where a suite's mean against it is less")
+    add("--warm", action="store_true", help="compile all shapes' kernels first, many at once")
+    add("--list", action="store_true", help="show the suites, or the shapes of those named; measures nothing")
     given = parser.parse_args(arguments)
     several = {"all": ALL, "precision": PRECISION}
     names = tuple(dict.fromkeys(name for word in given.suites for name in several.get(word, (word,))))

@@ -41,6 +41,11 @@ def times_of(product: Mapping[str, Any]) -> dict[str, float]:
     return {name: us for us, name in product["times"] if us >= least}
 
 
+def link(target: Path, folder: Path) -> str:
+    """From a page in `folder`."""
+    return Path(os.path.relpath(target, folder)).as_posix()
+
+
 def shown(path: Path) -> str:
     """The path as short as it can be said here."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

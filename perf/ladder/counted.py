@@ -31,12 +31,7 @@ ONE_LAUNCH = (
 
 @dataclass(frozen=True)
 class Counted:
-    """A rung's call, counted.
-
-    Attributes:
-        rung: The rung.
-        launch: What was counted.
-    """
+    """A rung's call, and what was counted of it."""
 
     rung: Rung
     launch: CountedLaunch

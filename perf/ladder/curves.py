@@ -25,18 +25,7 @@ from perf.measure.roofline import L2_BYTES_PER_CLOCK
 from reference_cuda import TWINS
 from triton_gemm.ladder import LADDER, Rung
 
-SWEEP_COLUMNS = (
-    "size",
-    "provider",
-    "tflops",
-    "tflops_p20",
-    "tflops_p80",
-    "time_ms",
-    "ratio_to_cublas",
-    "call_us",
-    "error",
-    "config",
-)
+SWEEP_COLUMNS = "size,provider,tflops,tflops_p20,tflops_p80,time_ms,ratio_to_cublas,call_us,error,config"
 TWIN_MARKS = "s^v"  # of the twins of one rung, in their order; no rung has them
 MARK_SIZE = 5.5
 MOST_LINES = 9  # in one panel
@@ -156,7 +145,7 @@ def _sweep_table(problems: dict[int, ProblemResult], names: Sequence[str], path:
                 figures = (*speeds, result.time_ms.median, ratio, result.call_us, result.norm)
                 rows.append((size, provider, *(f"{figure:.4g}" for figure in figures), result.config or ""))
     with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([SWEEP_COLUMNS, *rows])
+        csv.writer(file, lineterminator="\n").writerows([SWEEP_COLUMNS.split(","), *rows])
 
 
 def rung_look(name: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ import torch
 from perf.common.dataclass_json import from_json, to_json
 from perf.ladder.record import Interpreted
 from perf.measure import numerics
-from perf.measure.environment import ROOT
+from perf.measure.environment import ROOT, of_child
 from triton_gemm.compat import INTERPRETED
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import LADDER, Rung
@@ -88,8 +87,7 @@ def run(pending: Iterable[Job], done: Callable[[str, Interpreted], None]) -> Non
             done(job.key, interpret(job))
         return
     command = [sys.executable, "-m", "perf.ladder.interpret", "--jobs", json.dumps([job.to_json() for job in pending])]
-    surroundings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    surroundings = of_child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
     child = subprocess.Popen(
         command, cwd=ROOT, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -55,12 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DeviceLostError as lost:
         print(f"error: the GPU cannot be used any more {lost}; what was measured is kept", file=sys.stderr)
         return 1
-    if options.tuning or options.counters:
-        pictures = plots.tunings(record, folder) if options.tuning else plots.counted(record, folder)
-        written = report_page.write(record, folder.glob("*.png"))
-    else:
-        pictures = plots.everything(record, folder)
-        written = report_page.write(record, pictures)
+    draw = plots.tunings if options.tuning else plots.counted if options.counters else plots.everything
+    pictures = draw(record, folder)
+    adding = options.tuning or options.counters
+    written = report_page.write(record, folder.glob("*.png") if adding else pictures)
     print(f"report: {shown(written)}, {len(pictures)} pictures next to it", file=sys.stderr)
     failures = record.failures()
     for failure in failures:
@@ -71,18 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(record: Record, options: tasks.Options, console: Console) -> None:
     """Runs what the record lacks."""
     record.save()
+    twins: tasks.Twins = {}
     if record.environment["gpu"] is None:
         progress.run(tasks.cpu_tasks(record, options), console)
-        return
-    if options.tuning:
+    elif options.tuning:
         progress.run(tasks.tuning_tasks(record, options), console)
-        return
-    if options.counters:
+    elif options.counters:
         progress.run(tasks.counting_tasks(record, options), console)
-        return
-    twins: tasks.Twins = {}
-    progress.run([tasks.build_task(record, twins)], console)
-    progress.run(tasks.gpu_tasks(record, options, twins), console)
+    else:
+        progress.run([tasks.build_task(record, twins)], console)
+        progress.run(tasks.gpu_tasks(record, options, twins), console)
 
 
 def default_folder(gpu: str | None) -> Path:
@@ -92,27 +88,28 @@ def default_folder(gpu: str | None) -> Path:
 
 def parse(arguments: Sequence[str] | None) -> tuple[tasks.Options, Path | None, bool]:
     parser = argparse.ArgumentParser(prog="perf/report.py", description=__doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--quick",
         action="store_true",
         help="two sizes, short timings and no bf16, unless --sizes and --dtype say otherwise (on a GPU); "
         "without a GPU each rung's first configuration alone",
     )
-    parser.add_argument("--rungs", type=_rungs, default=LADDER, metavar="k03,k06", help="only these (and their twins)")
-    parser.add_argument("--dtype", choices=DTYPES, help="only this precision class (on a GPU)")
-    parser.add_argument("--sizes", type=_sizes, metavar="512,1024", help="M = N = K of the sweeps (on a GPU)")
-    parser.add_argument("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>")
-    parser.add_argument(
+    add("--rungs", type=_rungs, default=LADDER, metavar="k03,k06", help="only these (and their twins)")
+    add("--dtype", choices=DTYPES, help="only this precision class (on a GPU)")
+    add("--sizes", type=_sizes, metavar="512,1024", help="M = N = K of the sweeps (on a GPU)")
+    add("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>")
+    add(
         "--counters",
         action="store_true",
         help="only Nsight Compute's counters of each rung, added to the record that is there (on a GPU, with ncu)",
     )
-    parser.add_argument(
+    add(
         "--tuning",
         action="store_true",
         help="only what the autotuner times for each rung at 4096, added to the record that is there (on a GPU)",
     )
-    parser.add_argument("--fresh", action="store_true", help="drop the record that is in the folder")
+    add("--fresh", action="store_true", help="drop the record that is in the folder")
     chosen = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         args.refuse(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perf.common import formats
+from perf.common.files import link
 from perf.ladder import autotuner, counted, findings, static, tables, views
 from perf.ladder.counters import LARGE_SIZE, SIZE
 from perf.ladder.drawings.pictures import shown
@@ -54,10 +54,6 @@ def _picture(name: str, says: str, pictures: set[str]) -> Iterator[str]:
         yield f"![{says}]({name})"
 
 
-def _folded(says: str, *parts: str) -> str:
-    return "\n\n".join([f"<details><summary>{says}</summary>", *parts, "</details>"])
-
-
 def _gpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
     yield f"# The ladder on {record.environment['gpu']}"
     yield from _findings(record)
@@ -101,16 +97,16 @@ def _tables(record: Record) -> Iterator[str]:
         yield tables.configurations(record)
         yield "*Call* is Python's time for one call, measured apart from kernel time."
     if views.factors(record):
-        yield _folded("Predicted and measured gains", tables.factors(record))
+        yield formats.folded("Predicted and measured gains", tables.factors(record))
     outcomes = list(views.outcomes(record))
     if outcomes:
-        yield _folded(f"{len(outcomes)} targets", tables.targets(record))
+        yield formats.folded(f"{len(outcomes)} targets", tables.targets(record))
     for mode in views.modes(record):
         sweep = f"Speeds against size, {MODE_TITLES[mode]}"
-        yield _folded(sweep, tables.sweep(record, mode))
-        yield _folded(f"Errors against size, {MODE_TITLES[mode]}", tables.errors(record, mode))
+        yield formats.folded(sweep, tables.sweep(record, mode))
+        yield formats.folded(f"Errors against size, {MODE_TITLES[mode]}", tables.errors(record, mode))
     if views.unmeasured(record):
-        yield _folded("Not measured", _bullets(views.unmeasured(record)))
+        yield formats.folded("Not measured", _bullets(views.unmeasured(record)))
 
 
 def _tunings(record: Record, pictures: set[str]) -> Iterator[str]:
@@ -205,14 +201,14 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
         )
     yield "## Tables"
     if record.interpreter:
-        yield _folded(
+        yield formats.folded(
             "Right or wrong: every rung in the interpreter, against fp64. In 16 bits the bound is mostly rounding",
             tables.interpreter(record),
         )
     if record.static:
-        yield _folded("Static facts, not timings", tables.static_facts(record), tables.instruction_mix(record))
+        yield formats.folded("Static facts, not timings", tables.static_facts(record), tables.instruction_mix(record))
         every = f"Every configuration that the autotuner explores, {static.TUNED_ARCHITECTURE}"
-        yield _folded(every, tables.every_configuration(record))
+        yield formats.folded(every, tables.every_configuration(record))
     yield from _made(record)
 
 
@@ -221,7 +217,7 @@ def _committed(folder: Path) -> Iterator[str]:
     measured = latest(committed(environment.RESULTS))
     if measured is None:
         return
-    gpu, where = measured.environment["gpu"], Path(os.path.relpath(measured.folder, folder)).as_posix()
+    gpu, where = measured.environment["gpu"], link(measured.folder, folder)
     yield f"## The ladder on {gpu}, not measured here"
     yield (
         f"This machine has no GPU. Measured on one {gpu} with Triton {measured.environment['triton']}, and committed "

@@ -178,6 +178,12 @@ def commit() -> str | None:
     return None
 
 
+def of_child(*first: str, **variables: str) -> dict[str, str]:
+    """Variables for a process that imports this checkout, after the folders `first`."""
+    paths = filter(None, (*first, str(ROOT), os.environ.get("PYTHONPATH")))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+
+
 @cache
 def source_hash(measured: str) -> str:
     """Of what the files under SOURCES[measured] hold: 12 hexadecimal digits.

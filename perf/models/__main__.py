@@ -233,25 +233,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "models", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(zoo.BY_NAME)}. Default: all"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("models", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(zoo.BY_NAME)}. Default: all")
+    add(
         "--case",
         nargs="+",
         default=[],
         metavar="WORD",
         help=f"cases with such a word; there are {'; '.join(zoo.CASES)}",
     )
-    parser.add_argument("--skip", nargs="+", default=[], metavar="WORD", help="not cases with such a word")
-    parser.add_argument("--shard", type=args.shard, default=(1, 1), metavar="I/N", help="one of N parts of the list")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of rounds a case (%(default)s)")
-    parser.add_argument("--tiny", action="store_true", help="very small models in Triton's interpreter; needs no GPU")
-    parser.add_argument("--list", action="store_true", help="show the models and their cases")
-    parser.add_argument("--merge", type=args.path, nargs="+", metavar="FILE", help="add these records to those here")
-    parser.add_argument(
-        "--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/models; the file is <Triton>.json"
-    )
+    add("--skip", nargs="+", default=[], metavar="WORD", help="not cases with such a word")
+    add("--shard", type=args.shard, default=(1, 1), metavar="I/N", help="one of N parts of the list")
+    add("--budget", type=float, default=BUDGET_S, help="seconds of rounds a case (%(default)s)")
+    add("--tiny", action="store_true", help="very small models in Triton's interpreter; needs no GPU")
+    add("--list", action="store_true", help="show the models and their cases")
+    add("--merge", type=args.path, nargs="+", metavar="FILE", help="add these records to those here")
+    add("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/models; the file is <Triton>.json")
     given = parser.parse_args(arguments)
     unknown = [name for name in given.models if name not in zoo.BY_NAME]
     if unknown:

@@ -11,6 +11,7 @@ from typing import Any
 from perf.bench import tables as bench_tables
 from perf.bench.scores import Sweep
 from perf.common import formats
+from perf.common.files import link
 from perf.ladder import autotuner, counted, published, report_page, views
 from perf.ladder import tables as ladder_tables
 from perf.ladder.record import Record
@@ -21,7 +22,7 @@ from perf.models import tables as model_tables
 from perf.models.zoo import FIRST_MINUTE
 from perf.pages import architecture, exercises, limits, speed_map, summary
 from perf.pages.results import KINDS, Results
-from perf.pages.rung_page import NOTHING, link, page, picture, rung_page
+from perf.pages.rung_page import NOTHING, page, picture, rung_page
 from triton_gemm.ladder import LADDER
 
 NO_TUNING = "No tuning is committed yet; `make report ARGS=--tuning` on a GPU makes one."
@@ -58,7 +59,7 @@ def _rungs(results: Results, folder: Path) -> str:
     over = f"times the rung before, {environment.short(views.gpu(record))}" if record else NOTHING
     pages = formats.table(["rung", "exercises"], [row[:2] for row in rows])
     gained = formats.table(["rung", over], [(name.partition("]")[0][1:], gain) for name, _, gain in rows])
-    return f"{pages}\n\n<details><summary>What each rung gained: guess first</summary>\n\n{gained}\n\n</details>"
+    return f"{pages}\n\n{formats.folded('What each rung gained: guess first', gained)}"
 
 
 def _tunings(results: Results, folder: Path) -> str:

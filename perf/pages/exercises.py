@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from perf.common import formats
+from perf.common.files import link
 from perf.measure.environment import ROOT
 from triton_gemm.ladder import Rung
 from triton_gemm.ladder.exercises import EXERCISES, Exercise
@@ -29,15 +29,15 @@ def table(folder: Path) -> str:
     for exercise in EXERCISES:
         name, about = exercise.title.removesuffix(".").split(": ")
         about, _, rungs = about.partition(" (")
-        link = f"[{exercise.number} {name}]({_link(_file(exercise), folder)})"
-        rows.append((link, about, _rungs(rungs[:-1], folder)))
+        linked = f"[{exercise.number} {name}]({link(_file(exercise), folder)})"
+        rows.append((linked, about, _rungs(rungs[:-1], folder)))
     return formats.table(["exercise", "idea", "read before"], rows)
 
 
 def of(rung: Rung, folder: Path) -> str:
     """Links to the exercises that name this rung."""
     named = [one for one in EXERCISES if rung.id in one.title]
-    return ", ".join(f"[{one.number}]({_link(_file(one), folder)})" for one in named)
+    return ", ".join(f"[{one.number}]({link(_file(one), folder)})" for one in named)
 
 
 def spoils(rung: Rung) -> str:
@@ -61,24 +61,16 @@ def _page(exercise: Exercise) -> str:
         f"```sh\n{commands}\n```",
         "Fill in what is between `FILL IN` and `END`:",
         f"```python\n{code.strip()}\n```",
-        *(_fold(f"Hint {i}", hint) for i, hint in enumerate(exercise.hints, 1)),
-        _fold("Solution", f"```python\n{exercise.solution}```"),
+        *(formats.folded(f"Hint {i}", hint) for i, hint in enumerate(exercise.hints, 1)),
+        formats.folded("Solution", f"```python\n{exercise.solution}```"),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _fold(title: str, text: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
-
-
 def _rungs(text: str, folder: Path) -> str:
     """The text, in which rungs are links."""
-    return RUNG.sub(lambda found: f"[{found[0]}]({_link(FOLDER / f'../ladder/{found[0]}.md', folder)})", text)
+    return RUNG.sub(lambda found: f"[{found[0]}]({link(FOLDER / f'../ladder/{found[0]}.md', folder)})", text)
 
 
 def _file(exercise: Exercise) -> Path:
     return FOLDER / f"e{exercise.number:02}.md"
-
-
-def _link(file: Path, folder: Path) -> str:
-    return Path(os.path.relpath(file, folder)).as_posix()

@@ -15,6 +15,7 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from pathlib import Path
 
+from perf.common import formats
 from perf.pages.exercises import spoils
 from triton_gemm import ladder
 from triton_gemm.ladder import LADDER, Rung
@@ -163,8 +164,7 @@ def _diff(name: str, before: Sequence[str], after: Sequence[str]) -> Iterator[st
 
 def _folded(says: str, lines: Sequence[str], language: str = "diff", below: str = "") -> str:
     code = "\n".join(lines)
-    end = f"\n\n{below[0].upper()}{below[1:]}." if below else ""
     block = f"```{language}\n{code}\n```"
     if language == "python":  # as it is in the source, whose marks `lines` removes
         block = f"<!-- fmt: off -->\n{block}\n<!-- fmt: on -->"
-    return f"<details><summary>{says}</summary>\n\n{block}{end}\n\n</details>"
+    return formats.folded(says, block, *[f"{below[0].upper()}{below[1:]}."] if below else [])

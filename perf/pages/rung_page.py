@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perf.common import formats
+from perf.common.files import link
 from perf.ladder import autotuner, counted, views
 from perf.ladder.clock_model import PERSISTENT
 from perf.ladder.drawings import pictures
@@ -155,10 +155,6 @@ def _in_words(config: str) -> str:
     of_group = f"GROUP_M {group}, " if group else ""
     kind = "tile" if "x" in tile else "strip of"
     return f"{kind} {tile}, {of_group}{warps} warps, {stages} stage{'s' * (stages != '1')}"
-
-
-def link(file: Path, folder: Path) -> str:
-    return Path(os.path.relpath(file, folder)).as_posix()
 
 
 def picture(record: Record, file: str, says: str, folder: Path) -> str:

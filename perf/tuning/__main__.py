@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from perf.common import arguments as given_arguments
+from perf.common import arguments as args
 from perf.common.files import read_json, shown, write_json
 from perf.measure import environment
 from perf.measure.compile_ahead import compile_ahead
@@ -169,35 +169,24 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m perf.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
-    parser.add_argument("--seed", type=int, default=SEED, help=f"draws other products; default {SEED}")
-    parser.add_argument("--limit", type=given_arguments.count, metavar="N", help="at most N products, evenly spaced")
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
+    add("--seed", type=int, default=SEED, help=f"draws other products; default {SEED}")
+    add("--limit", type=args.count, metavar="N", help="at most N products, evenly spaced")
     seconds = ", ".join(f"{run.name} {run.seconds:g}" for run in RUNS.values())
-    parser.add_argument(
-        "--budget", type=given_arguments.count, metavar="S", help=f"seconds for a run; default for each race {seconds}"
-    )
-    parser.add_argument(
-        "--weights", type=lambda words: words.split(","), default=(), metavar="NxK,NxK", help="of a model's only these"
-    )
-    parser.add_argument(
+    add("--budget", type=args.count, metavar="S", help=f"seconds for a run; default for each race {seconds}")
+    add("--weights", type=lambda words: words.split(","), default=(), metavar="NxK,NxK", help="of a model's only these")
+    add(
         "--products",
-        type=given_arguments.path,
+        type=args.path,
         metavar="FILE",
         help="only those that it names, a line each, as `python -m perf.choices --missing GPU` prints them",
     )
-    parser.add_argument(
-        "--shard", type=given_arguments.shard, default=(1, 1), metavar="I/N", help="one of N parts of the products"
-    )
-    parser.add_argument("--warm", action="store_true", help="compile everything first, on all cores")
-    parser.add_argument("--out", type=given_arguments.path, metavar="DIR", help="instead of perf/results")
-    parser.add_argument("--table", type=given_arguments.path, metavar="FILE", help="write what was found there, too")
-    parser.add_argument(
-        "--rebuild",
-        type=given_arguments.path,
-        metavar="RECORD",
-        nargs="+",
-        help="rebuild --table from these; measures nothing",
-    )
+    add("--shard", type=args.shard, default=(1, 1), metavar="I/N", help="one of N parts of the products")
+    add("--warm", action="store_true", help="compile everything first, on all cores")
+    add("--out", type=args.path, metavar="DIR", help="instead of perf/results")
+    add("--table", type=args.path, metavar="FILE", help="write what was found there, too")
+    add("--rebuild", type=args.path, metavar="RECORD", nargs="+", help="rebuild --table from these; measures nothing")
     given = parser.parse_args(arguments)
     unknown = [name for name in given.runs if name not in RUNS]
     if unknown or not (given.runs or given.rebuild):
@@ -209,7 +198,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if given.rebuild is not None and (given.runs or given.weights or given.table is None):
         parser.error("--rebuild needs --table and takes no RUN and no --weights")
     if given.rebuild is not None:
-        given_arguments.refuse(parser, given, ("shard", "products"), "--rebuild measures nothing")
+        args.refuse(parser, given, ("shard", "products"), "--rebuild measures nothing")
     if given.products is not None and not given.products.is_file():
         parser.error(f"--products: there is no file {given.products}")
     return given

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import importlib
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from examples import bench_gpt
-from perf import battery, heuristics
+from perf import battery
 from perf.__main__ import COMMANDS
 from perf.accuracy import __main__ as accuracy
 from perf.bench import __main__ as bench
@@ -169,23 +166,3 @@ def test_a_mistaken_call_is_refused_before_any_work(
         status = left.code
     said = capsys.readouterr()
     assert status == 2 and complaint in said.err and "[  1/" not in said.err
-
-
-def test_choices_are_compared_with_nvidias_heuristic(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A fake library recommends one configuration for all products; tiles and split-K far from it are named."""
-    kernel = SimpleNamespace(cta_tile_m=128, cta_tile_n=128, cta_tile_k=64, split_k=1)
-    asked = MagicMock()
-    asked.NvMatmulHeuristicsInterface().get_with_mnk.return_value = [{"kernel": kernel, "runtime": 1e-3}]
-    monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", asked)
-    assert heuristics.main(["a100"]) == 0
-    rows = {line.split(" |")[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert rows["| 512 x 14336 x 4096"].endswith(" / 1, 370 us | 128x128x64 / 1, 1,000 us |  |")
-    assert rows["| 64 x 256 x 8192"].endswith("| tile, split |")
-    with pytest.raises(SystemExit):
-        heuristics.main(["h300"])
-    monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
-    with pytest.raises(SystemExit):
-        heuristics.main(["a100"])
-    assert "pip install nvidia-matmul-heuristics" in capsys.readouterr().err

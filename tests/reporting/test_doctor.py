@@ -232,12 +232,16 @@ def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(f"TRITON_GEMM_{name}")
         monkeypatch.setenv("TRITON_GEMM_KIT", "mine.kit")
         assert look("policy")[0].says.startswith("TRITON_GEMM_KIT must be 0, 1 or the absolute path")
+        monkeypatch.setenv("TRITON_GEMM_KIT", "/nowhere/mine.kit")
+        (missing,) = [found for found in look("kit") if "/nowhere" in found.says]
+        assert missing.status == "broken" and missing.do.startswith("`triton-gemm warmup <GEMMs> --kit /nowhere/mine.kit` ")
+        assert "writes it;" in missing.do
     assert the_one("environment", "TRITON_GEMM_POLCY is unknown").status == "note"
-    assert the_one("environment", "TRITON_CACHE_DIR=").status == "good"
+    assert the_one("environment", "TRITON_CACHE_DIR=").status == "set"
     monkeypatch.setenv("TRITON_GEMM_USE", "1")
     installed = [SimpleNamespace(name="triton_gemm")]
     monkeypatch.setattr(doctor, "entry_points", lambda **_: installed)
-    assert the_one("environment", "TRITON_GEMM_USE=1").status == "good"
+    assert the_one("environment", "TRITON_GEMM_USE=1").status == "set"
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     assert the_one("environment", "TRITON_GEMM_USE=1 has no effect").status == "note"
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD")

@@ -5,6 +5,7 @@ Each examination looks at one thing. If one fails, that is what it found, and th
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -40,13 +41,12 @@ OLDEST = (8, 0)  # compute capability
 
 @dataclass(frozen=True)
 class Finding:
-    """What an examination found. about: a word; status: "broken" keeps this machine from its purpose, "note" is worth
-    knowing; says: a sentence; do: what to do about it, or nothing."""
+    """What an examination found."""
 
-    about: str
-    status: Status
-    says: str
-    do: str = ""
+    about: str  # a word
+    status: Status  # "broken" keeps this machine from its purpose, "note" is worth knowing, "set" is a variable's value
+    says: str  # a sentence
+    do: str = ""  # what to do about it
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ def _devices() -> tuple[DeviceInfo, ...]:
 
 
 def _versions() -> Found:
-    yield "good", f"{tables.versions()}, Python {platform.python_version()}"
+    """The hash tells commits of one version apart."""
+    yield "good", f"{tables.versions()}, Python {platform.python_version()}; the package's files have hash {_hash()}"
     for name, version in (("torch", torch.__version__), ("Triton", triton.__version__)):
         oldest, newest = TESTED[name]
         numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
@@ -117,6 +118,14 @@ def _versions() -> Found:
     if INTERPRETED:
         do = "unset TRITON_INTERPRET to use the GPU" if has_gpu() else ""
         yield "note", "TRITON_INTERPRET is set: kernels run in Triton's interpreter, on the CPU, slowly", do
+
+
+def _hash() -> str:
+    package = Path(__file__).parents[1]
+    found = hashlib.sha256()
+    for file in sorted(x for x in package.rglob("*") if x.suffix in (".py", ".h", ".cpp", ".cu", ".kit")):
+        found.update(f"{file.relative_to(package)} {file.stat().st_size}\n".encode() + file.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -320,7 +329,7 @@ def _environment() -> Found:
         if name.startswith("TRITON_GEMM_") and name not in VARIABLES:
             yield "note", f"{name} is unknown, and nothing reads it", f"it may be one of {', '.join(VARIABLES)}"
         elif name in VARIABLES or OTHERS.fullmatch(name):
-            yield "good", f"{name}={value}"
+            yield "set", f"{name}={value}"
     if os.environ.get("TRITON_GEMM_USE") == "1":
         no_effect, do = "TRITON_GEMM_USE=1 has no effect, as", "or call triton_gemm.enable()"
         if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":

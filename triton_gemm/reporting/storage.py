@@ -20,7 +20,7 @@ from ..compat import INTERPRETED, cache_folder, compiles_anew
 from ..hardware.device import DeviceInfo, architecture
 from ..runtime import kit, kit_build, kits, native_file
 
-Status = Literal["good", "note", "broken"]
+Status = Literal["good", "set", "note", "broken"]
 Found = Iterator[tuple[Status, str] | tuple[Status, str, str]]
 
 # As `df` calls file systems that lie on a network.
@@ -53,14 +53,15 @@ def machine_code(devices: tuple[DeviceInfo, ...]) -> Found:
     for file in files if own is None else [*files, own]:
         what, do = "the package's kit", "install the package again"
         if file == own:
-            what, do = f"the kit {file}", f"`triton-gemm warmup <GEMMs> --kit {file}` writes it anew once it is deleted"
+            anew = " anew once it is deleted" * file.exists()
+            what, do = f"the kit {file}", f"`triton-gemm warmup <GEMMs> --kit {file}` writes it{anew}"
             do += f"; or unset {kits.VARIABLE}"
         try:
             with kit_build.opened(file) if file == own else nullcontext(kit.read(file)) as found:
                 found.check()
                 stale = sum(not found.is_current(key) for key in found.kernels)
         except (OSError, ValueError, kit.DamagedError) as error:
-            yield "note", f"{what} is not used: {error}", do
+            yield ("broken" if file == own else "note"), f"{what} is not used: {error}", do
             continue
         used, where = _used(found, devices, package)
         package += [found] * (file != own)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from perf.common.style import BLACK, GREY
 from perf.ladder.drawings import traces
-from perf.ladder.drawings.canvas import BLUE, EMPTY, GREEN, LIGHT, ORANGE, RED, Drawing, bare, boxes, key
+from perf.ladder.drawings.canvas import BLUE, EMPTY, GREEN, LIGHT, ORANGE, RED, Drawing, boxes, frame, key, words
 
 IGNORED = 13  # bits of an fp32 operand, the last ones, that a tensor core does not read in TF32
 PARTS = {"sign": (0, 1, EMPTY), "exponent": (1, 9, LIGHT), "mantissa that is read": (9, 19, GREEN)}
@@ -27,24 +27,21 @@ def read(bits: int) -> int:
     return bits >> IGNORED << IGNORED
 
 
-def _words(axes: Axes, rows: dict[str, int]) -> None:
-    """A line of 32 bits for each number; those that differ from the first line's are framed, of the ones that are
+def _operand(axes: Axes, rows: dict[str, int]) -> None:
+    """A line of 32 bits for each number. Framed are those that differ from the first line's, of the ones that are
     read."""
     first = next(iter(rows.values()))
-    for y, (name, bits) in enumerate(rows.items()):
+    frame(axes, "An operand's bits", (0, 32), (0, len(rows)), names={y + 0.5: name for y, name in enumerate(rows)})
+    for y, bits in enumerate(rows.values()):
+        cells = [(x, x + 1, y + 0.12, y + 0.88) for x in range(32)]
         for begin, end, color in PARTS.values():
-            places = [(x, x + 1, y + 0.12, y + 0.88) for x in range(begin, end)]
-            boxes(axes, places, color, edgecolor="white", linewidth=0.5, alpha=0.8)
+            boxes(axes, cells[begin:end], color, 0.5, alpha=0.8)
+        changed = [cell for x, cell in enumerate(cells[:-IGNORED]) if (bits ^ first) >> 31 - x & 1]
+        boxes(axes, changed, "none", 1.2, edgecolor=BLACK)
         for x in range(32):
-            place = 31 - x
-            changed = (bits ^ first) >> place & 1 and place >= IGNORED
-            axes.text(x + 0.5, y + 0.5, str(bits >> place & 1), ha="center", va="center", fontsize=7.5)
-            if changed:
-                boxes(axes, [(x, x + 1, y + 0.12, y + 0.88)], "none", edgecolor=BLACK, linewidth=1.2)
-        axes.text(-0.4, y + 0.5, name, ha="right", va="center", fontsize=8.5)
-        axes.text(32.4, y + 0.5, f"{number(bits):.7f}", va="center", fontsize=8.5)
-    axes.set(xlim=(0, 32), ylim=(0, len(rows)))
-    bare(axes, equal=False)
+            words(axes, x + 0.5, y + 0.5, bits >> 31 - x & 1, fontsize=7.5)
+        words(axes, 32.4, y + 0.5, f"{number(bits):.7f}", "left")
+    key(axes, {name: color for name, (*_, color) in PARTS.items()}, -0.03)
 
 
 def tf32() -> Drawing:
@@ -52,18 +49,13 @@ def tf32() -> Drawing:
     given, rounded = trace["given"], trace["rounded"]
     figure = plt.figure(figsize=(7.4, 4.1))
     top, bottom = figure.add_gridspec(2, 1, height_ratios=(1, 1.5), hspace=0.75)
-    words = figure.add_subplot(top)
     lost, wrong = (figure.add_subplot(part) for part in bottom.subgridspec(1, 2, width_ratios=(1.5, 1), wspace=0.5))
-    _words(words, {"fp32": given[0], "truncated": read(given[0]), "rounded by k07": rounded[0]})
-    words.set_title("An operand's bits")
-    key(words, {name: color for name, (*_, color) in PARTS.items()}, -0.03)
+    of_operand = {"fp32": given[0], "truncated": read(given[0]), "rounded by k07": rounded[0]}
+    _operand(figure.add_subplot(top), of_operand)
     x = [(number(bits) - 1) / STEP for bits in given[1:]]
-    for name, bits, color, mark in (
-        ("truncated", [read(bits) for bits in given[1:]], RED, "s"),
-        ("rounded", rounded[1:], BLUE, "o"),
-    ):
-        missed = [(number(one) - 1) / STEP - where for one, where in zip(bits, x, strict=True)]
-        lost.plot(x, missed, marker=mark, markersize=4, linewidth=1, color=color, label=name)
+    for name, after, look in (("truncated", map(read, given[1:]), "s-"), ("rounded", rounded[1:], "o-")):
+        missed = [(number(one) - 1) / STEP - where for one, where in zip(after, x, strict=True)]
+        lost.plot(x, missed, look, color=BLUE if name == "rounded" else RED, markersize=4, linewidth=1, label=name)
     lost.axhline(0, color=GREY, linewidth=0.8)
     lost.set(xlabel="operand: 1 and so many steps of TF32", ylabel="error, steps", title="What an operand loses")
     lost.legend(loc="upper left", bbox_to_anchor=(0, -0.36), ncols=2, borderaxespad=0, fontsize=8.5)
@@ -71,14 +63,12 @@ def tf32() -> Drawing:
     errors = {name: float(f"{trace['errors'][name]:.2e}") for name in ("truncated", "rounded")}
     wrong.barh(list(errors), list(errors.values()), color=[RED, BLUE], height=0.6)
     for row, value in enumerate(errors.values()):
-        wrong.text(value, row, f" {value:.1e}", va="center", fontsize=9)
-    wrong.set(xlim=(0, 1.45 * max(errors.values())), xticks=[], xlabel="error against fp64, norm")
-    wrong.invert_yaxis()
-    wrong.set_title("What k07's result misses")
-    ratio = errors["truncated"] / errors["rounded"]
+        words(wrong, value, row, f" {value:.1e}", "left", fontsize=9)
+    limits = {"xlim": (0, 1.45 * max(errors.values())), "ylim": (1.5, -0.5)}
+    wrong.set(**limits, xticks=[], xlabel="error against fp64, norm", title="What k07's result misses")
     caption = (
         f"A tensor core ignores the last {IGNORED} bits of an fp32 operand, which moves it toward zero. k07 rounds to "
         "the nearest number that the core reads, at most half a step away. Of random operands the product is "
-        f"{ratio:.1f} times as far off when they are truncated."
+        f"{errors['truncated'] / errors['rounded']:.1f} times as far off when they are truncated."
     )
     return Drawing("How k07 rounds operands to TF32, and what that spares", caption, figure)

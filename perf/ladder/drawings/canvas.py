@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -54,34 +54,44 @@ class Drawing:
         return re.sub(r" ?(<g id=.(?:axes|legend|text)_\d+.>) ?", r"\n\1", " ".join(found.split())) + "\n"
 
 
-def boxes(axes: Axes, places: Iterable[Box], color: str, **look: Any) -> None:
-    """Rectangles of one look, as one outline."""
+def boxes(axes: Axes, places: Iterable[Box], color: str, edge: float = 0, **look: Any) -> None:
+    """Rectangles of one look, as one outline; edge: how wide its white line is."""
     outlines = [Outline([(x, y), (u, y), (u, v), (x, v), (x, y)], closed=True) for x, u, y, v in places]
     if outlines:
-        axes.add_patch(PathPatch(Outline.make_compound_path(*outlines), **{"facecolor": color, "linewidth": 0, **look}))
+        known = {"facecolor": color, "edgecolor": "white", "linewidth": edge, **look}
+        axes.add_patch(PathPatch(Outline.make_compound_path(*outlines), **known))
 
 
-def merged(places: Sequence[Box]) -> Iterable[Box]:
+def words(axes: Axes, x: float, y: float, says: object, to: str = "center", **look: Any) -> None:
+    """Around y, with x at their `to`, and small."""
+    axes.text(x, y, str(says), ha=to, **{"va": "center", "fontsize": 8.5, **look})
+
+
+def merged(places: Iterable[Box]) -> Iterable[Box]:
     """Rectangles of the same height that touch, from left to right, as one."""
     found: list[Box] = []
     for x, u, y, v in places:
         if found and found[-1][1:] == (x, y, v):
-            found[-1] = (found[-1][0], u, y, v)
-        else:
-            found.append((x, u, y, v))
+            x = found.pop()[0]
+        found.append((x, u, y, v))
     return found
 
 
-def key(axes: Axes, entries: dict[str, str], below: float = -0.2, **look: Any) -> None:
-    """What colours mean, under the axes."""
-    handles = [plt.Rectangle((0, 0), 1, 1, color=color, label=label) for label, color in entries.items()]
+def key(axes: Axes, entries: dict[str, str], below: float = -0.2, *more: Any, **look: Any) -> None:
+    """What colours mean, and other handles, under the axes."""
+    handles = [*(plt.Rectangle((0, 0), 1, 1, color=color, label=label) for label, color in entries.items()), *more]
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, below), "borderaxespad": 0, "handlelength": 1}
-    place |= {"ncols": len(entries), "fontsize": 8.5, "columnspacing": 1.2}
+    place |= {"ncols": len(handles), "fontsize": 8.5, "columnspacing": 1.2}
     axes.legend(handles=handles, **{**place, **look})
 
 
-def bare(axes: Axes, *, equal: bool = True) -> None:
-    """No frame and no ticks, rows from above."""
-    axes.set_axis_off()
-    axes.invert_yaxis()
-    axes.set_aspect("equal" if equal else "auto")
+def frame(axes: Axes, title: str, x: tuple[float, float], y: tuple[float, float], **more: Any) -> None:
+    """Without lines and ticks, rows from above: from where to where x and y go. names: of rows, by y; ticks: words at
+    some x; equal: whether both have the same scale; others as for `axes.set`."""
+    names, ticks, equal = more.pop("names", {}), more.pop("ticks", {}), more.pop("equal", False)
+    axes.set(xlim=x, ylim=y[::-1], aspect="equal" if equal else "auto", **more)
+    axes.set_title(title, pad=None if equal else 5)
+    axes.set_xticks([*ticks], [*ticks.values()])
+    axes.set_yticks([*names], [*names.values()])
+    axes.tick_params(length=0)
+    axes.spines[["left", "bottom"]].set_visible(False)

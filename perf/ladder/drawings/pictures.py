@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+from perf.common.files import link
 from perf.ladder.drawings import bits, places, times, twins
 from perf.ladder.drawings.canvas import LOOK, MADE_WITH, Drawing
 from perf.measure.environment import ROOT
@@ -67,5 +67,4 @@ def shown(name: str, folder: Path) -> str:
     if not path(name).exists():
         return ""
     title, caption = re.findall(r"<(?:title|desc)>(.*?)</", path(name).read_text())[:2]
-    link = Path(os.path.relpath(path(name), folder)).as_posix()
-    return f"![{unescape(title)}]({link})\n\n*{unescape(caption)}*"
+    return f"![{unescape(title)}]({link(path(name), folder)})\n\n*{unescape(caption)}*"

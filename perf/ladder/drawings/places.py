@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from perf.common.style import GREY
-from perf.ladder.drawings import traces
+from perf.ladder.drawings import canvas, traces
 from perf.ladder.drawings.canvas import (
     BLUE,
     EMPTY,
@@ -16,38 +14,39 @@ from perf.ladder.drawings.canvas import (
     LIGHT,
     ORANGE,
     RED,
-    WAITING,
-    Box,
     Drawing,
-    bare,
     boxes,
+    frame,
     key,
     merged,
+    words,
 )
 from perf.ladder.drawings.traces import LINE, RUNGS, SECTOR
+
+LOADED = {"read by a lane": BLUE, "moved and not used by this load": ORANGE, "not touched": EMPTY}
+OF_A_THREAD = {"results in a thread's registers": GREEN, "of its warp": canvas.WAITING}
+OF_A_THREAD |= {"words of A it reads": BLUE, "of B": RED}
+
 
 # ---- k01, k02: a warp's load ----
 
 
-def _load(axes: Axes, access: traces.Access, title: str) -> None:
+def _load(axes: Axes, access: traces.Access, title: str, rows: int) -> None:
+    """Of so many rows, lines of memory by address."""
     lines = sorted({first // LINE for first in access.lanes})
-    row = {line: i for i, line in enumerate(lines)}
-    boxes(axes, [(0, LINE, i + 0.06, i + 0.94) for i in row.values()], EMPTY)
-    moved = [(s * SECTOR % LINE, row[s * SECTOR // LINE]) for s in access.sectors]
-    boxes(axes, [(x, x + SECTOR, y + 0.06, y + 0.94) for x, y in moved], ORANGE)
-    used = [(first % LINE, row[first // LINE]) for first in access.lanes]
-    boxes(axes, [(x, x + access.width, y + 0.06, y + 0.94) for x, y in used], BLUE, edgecolor="white", linewidth=0.4)
+    row = {line: (i + 0.06, i + 0.94) for i, line in enumerate(lines)}
+    boxes(axes, [(0, LINE, *y) for y in row.values()], EMPTY)
+    boxes(
+        axes,
+        [(s * SECTOR % LINE, s * SECTOR % LINE + SECTOR, *row[s * SECTOR // LINE]) for s in access.sectors],
+        ORANGE,
+    )
+    boxes(axes, [(x % LINE, x % LINE + access.width, *row[x // LINE]) for x in access.lanes], BLUE, 0.4)
     for x in range(SECTOR, LINE, SECTOR):
         axes.axvline(x, color="white", linewidth=1.2)
-    axes.set(xlim=(0, LINE), ylim=(len(lines), 0), xticks=range(0, LINE + 1, SECTOR), title=title)
-    shown = lines if len(lines) <= 8 else [*lines[::8], lines[-1]]
-    axes.set_yticks([row[line] + 0.5 for line in shown], [f"+ {LINE * line:,}" for line in shown])
-    axes.set_xlabel("byte of a 128-byte line")
-    axes.spines[["left", "bottom"]].set_visible(False)
-    axes.tick_params(length=0)
-
-
-LOADED = {"read by a lane": BLUE, "moved and not used by this load": ORANGE, "not touched": EMPTY}
+    shown = {row[x][0] + 0.44: f"+ {LINE * x:,}" for x in (lines if len(lines) <= 8 else [*lines[::8], lines[-1]])}
+    ticks = {x: str(x) for x in range(0, LINE + 1, SECTOR)}
+    frame(axes, title, (0, LINE), (0, rows), names=shown, ticks=ticks, xlabel="byte of a 128-byte line")
 
 
 def _says(rung: str, operand: str, access: traces.Access) -> str:
@@ -61,10 +60,10 @@ def _says(rung: str, operand: str, access: traces.Access) -> str:
 def naive() -> Drawing:
     access = traces.load_of("k01", "a")
     figure, axes = plt.subplots(figsize=(5.4, 3.6))
-    _load(axes, access, f"k01: {len(access.sectors)} sectors for {access.used} bytes")
+    _load(axes, access, f"k01: {len(access.sectors)} sectors for {access.used} bytes", 32)
     axes.set_ylabel("address of the line in A, bytes")
     for lane in (0, 8, 16, 24, 31):
-        axes.text(LINE + 3, lane + 0.5, f"lane {lane}", va="center", fontsize=8.5, color=GREY)
+        words(axes, LINE + 3, lane + 0.5, f"lane {lane}", "left", color=GREY)
     key(axes, LOADED, -0.17)
     caption = f"{_says('k01', 'a', access)}. Its lanes read rows of A that lie {access.lanes[1]:,} bytes apart."
     return Drawing("The addresses of one load by a warp of k01", caption, figure)
@@ -72,22 +71,20 @@ def naive() -> Drawing:
 
 def coalesced() -> Drawing:
     before, access = traces.load_of("k01", "a"), traces.load_of("k02", "b")
+    each, moved = access.width // 4, len(access.sectors)
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.2), gridspec_kw={"wspace": 0.35})
-    _load(left, before, f"k01, a load of A: {len(before.sectors)} sectors, {before.used} bytes used")
-    _load(right, access, f"k02, a load of B: {len(access.sectors)} sectors, {access.used} bytes used")
+    _load(left, before, f"k01, a load of A: {len(before.sectors)} sectors, {before.used} bytes used", 32)
+    _load(right, access, f"k02, a load of B: {moved} sectors, {access.used} bytes used", 8)
     left.set_ylabel("address of the line, bytes")
-    right.set_ylim(8, 0)
     for lane in range(0, traces.WARP, 8):
-        right.text(LINE + 3, lane // 8 + 0.5, f"lanes {lane} to {lane + 7}", va="center", fontsize=8.5, color=GREY)
+        words(right, LINE + 3, lane // 8 + 0.5, f"lanes {lane} to {lane + 7}", "left", color=GREY)
     key(left, LOADED, -0.2)
-    words = access.width // 4
-    says = f"A lane reads {access.width} bytes, {words} columns of B.\nFor each of its {words} FMAs the warp moves\n"
-    right.text(
-        0, 5.1, f"{says}{len(access.sectors) // words} sectors, and not {len(before.sectors)}.", va="top", fontsize=9
-    )
+    says = f"A lane reads {access.width} bytes, {each} columns of B.\nFor each of its {each} FMAs the warp moves\n"
+    says += f"{moved // each} sectors, and not {len(before.sectors)}."
+    words(right, 0, 5.1, says, "left", va="top", fontsize=9)
     caption = (
-        f"{_says('k02', 'b', access)}. A lane reads {access.width} bytes at once, {words} neighbouring columns of B: "
-        f"{len(access.sectors) // words} sectors for each FMA of a warp's lanes, where k01 needs {len(before.sectors)}."
+        f"{_says('k02', 'b', access)}. A lane reads {access.width} bytes at once, {each} neighbouring columns of B: "
+        f"{moved // each} sectors for each FMA of a warp's lanes, where k01 needs {len(before.sectors)}."
     )
     return Drawing("The addresses of one load by a warp, k01 against k02", caption, figure)
 
@@ -101,32 +98,26 @@ def blocked() -> Drawing:
     figure, (axes, bars) = plt.subplots(
         1, 2, figsize=(7.4, 3.4), gridspec_kw={"width_ratios": (1.25, 1), "wspace": 0.1}
     )
-    gap, row, column, of_k = 6, 20, 52, 5
-    left, top = k + gap, k + gap
-    boxes(axes, [(0, k, top, top + m)], LIGHT)
-    boxes(axes, [(left, left + n, 0, k)], LIGHT)
-    boxes(axes, [(left, left + n, top, top + m)], EMPTY)
-    boxes(axes, [(left, left + n, top + row, top + row + 1)], BLUE, alpha=0.55)
-    boxes(axes, [(left + column, left + column + 1, top, top + m)], RED, alpha=0.55)
-    boxes(axes, [(of_k - 0.5, of_k + 1.5, top + row - 0.5, top + row + 1.5)], BLUE)
-    boxes(axes, [(left + column - 0.5, left + column + 1.5, of_k - 0.5, of_k + 1.5)], RED)
-    axes.text(0, top - 1.5, f"A, {m} x {k}", va="bottom", fontsize=8.5)
-    axes.text(left - 2, k / 2, f"B, {k} x {n}", ha="right", va="center", fontsize=8.5)
-    axes.text(left + n / 2, top + m + 3, f"C, {m} x {n} results of a program", ha="center", va="top", fontsize=8.5)
-    axes.text(left + 2, top + row - 1.5, f"one of A: {n} results", color=BLUE, fontsize=8.5, va="bottom")
-    axes.text(
-        left + column - 1.5, top + m - 2, f"one of B: {m} results", color=RED, fontsize=8.5, ha="right", va="bottom"
-    )
-    axes.set(xlim=(-12, left + n + 1), ylim=(0, top + m + 9))
-    bare(axes)
-    axes.set_title("A tile of A and one of B in shared memory")
+    of_k, first = 5, k + 6  # of C's corner
+    row, column = first + 20, first + 52
+    boxes(axes, [(0, k, first, first + m), (first, first + n, 0, k)], LIGHT)
+    boxes(axes, [(first, first + n, first, first + m)], EMPTY)
+    boxes(axes, [(first, first + n, row, row + 1)], BLUE, alpha=0.55)
+    boxes(axes, [(column, column + 1, first, first + m)], RED, alpha=0.55)
+    boxes(axes, [(of_k - 0.5, of_k + 1.5, row - 0.5, row + 1.5)], BLUE)
+    boxes(axes, [(column - 0.5, column + 1.5, of_k - 0.5, of_k + 1.5)], RED)
+    words(axes, 0, first - 1.5, f"A, {m} x {k}", "left", va="bottom")
+    words(axes, first - 2, k / 2, f"B, {k} x {n}", "right")
+    words(axes, first + n / 2, first + m + 3, f"C, {m} x {n} results of a program", va="top")
+    words(axes, first + 2, row - 1.5, f"one of A: {n} results", "left", color=BLUE, va="bottom")
+    words(axes, column - 1.5, first + m - 2, f"one of B: {m} results", "right", color=RED, va="bottom")
+    frame(axes, "A tile of A and one of B in shared memory", (-12, first + n + 1), (0, first + m + 9), equal=True)
     asked = {rung: 4 * trace[rung]["loaded"] / trace[rung]["fma"] for rung in ("k01", "k02", "k03")}
     bars.barh(list(asked), list(asked.values()), color=[GREY, GREY, BLUE], height=0.6)
     for i, value in enumerate(asked.values()):
-        bars.text(value + 0.06, i, f"{value:.3g}", va="center", fontsize=9)
-    bars.set(xlim=(0, 4.8), xlabel="bytes a program loads for an FMA")
-    bars.invert_yaxis()
-    bars.set_title("What is loaded from L1, L2 or memory")
+        words(bars, value + 0.06, i, f"{value:.3g}", "left", fontsize=9)
+    limits = {"xlim": (0, 4.8), "ylim": (2.5, -0.5)}
+    bars.set(**limits, xlabel="bytes a program loads for an FMA", title="What is loaded from L1, L2 or memory")
     often = {1: "once", 2: "twice"}[trace["k03"]["most"]]
     caption = (
         f"A program loads an element of a tile {often}, and uses one of A {n} times and one of B {m} times: "
@@ -138,87 +129,68 @@ def blocked() -> Drawing:
 # ---- k04: the order of programs ----
 
 
-def _runs(tiles: Sequence[Sequence[int]]) -> Iterable[Box]:
-    """Tiles that lie under one another, and neighbouring columns of the same rows, as one rectangle."""
-    columns: dict[int, list[int]] = {}
-    for row, column in tiles:
-        columns.setdefault(column, []).append(row)
-    return merged([(column, column + 1, min(rows), max(rows) + 1) for column, rows in sorted(columns.items())])
-
-
 def grouped() -> Drawing:
-    trace = traces.recorded()
+    trace, counts = traces.recorded(), {}
     figure, both = plt.subplots(1, 2, figsize=(7.4, 3.9), gridspec_kw={"wspace": 0.12})
-    counts = {}
     for axes, (rung, says) in zip(both, {"k03": "down the columns", "k04": "groups of rows"}.items(), strict=True):
-        found = trace[rung]
-        edge, tiles = found["edge"], found["tiles"]
-        counts[rung] = len(found["a"]), len(found["b"])
+        edge, rows, columns = (trace[rung][name] for name in ("edge", "a", "b"))
+        counts[rung] = len(rows) + len(columns)
         wide = edge / 28
         boxes(axes, [(0, edge, 0, edge)], EMPTY)
-        boxes(axes, [(-1.6 * wide, -0.6 * wide, min(found["a"]), max(found["a"]) + 1)], BLUE)
-        boxes(axes, [(min(found["b"]), max(found["b"]) + 1, -1.6 * wide, -0.6 * wide)], RED)
-        boxes(axes, _runs(tiles), GREEN)
-        axes.set(xlim=(-2 * wide, edge + 1), ylim=(-2 * wide, edge + 1))
-        bare(axes)
-        axes.set_title(
-            f"{rung}, {says}:\n{len(found['a'])} + {len(found['b'])} = {sum(counts[rung])} tiles of A and B a step"
-        )
-        axes.text(edge / 2, edge / 2, f"C, {edge} x {edge} tiles", ha="center", fontsize=8.5, color=GREY)
-    entries = {f"tiles of the first {len(trace['k04']['tiles'])} programs": GREEN, "rows of A they read": BLUE}
+        boxes(axes, [(-1.6 * wide, -0.6 * wide, min(rows), max(rows) + 1)], BLUE)
+        boxes(axes, [(min(columns), max(columns) + 1, -1.6 * wide, -0.6 * wide)], RED)
+        of = {column: [row for row, one in trace[rung]["tiles"] if one == column] for column in columns}
+        boxes(axes, merged((x, x + 1, min(mine), max(mine) + 1) for x, mine in of.items()), GREEN)
+        title = f"{rung}, {says}:\n{len(rows)} + {len(columns)} = {counts[rung]} tiles of A and B a step"
+        frame(axes, title, (-2 * wide, edge + 1), (-2 * wide, edge + 1), equal=True)
+        words(axes, edge / 2, edge / 2, f"C, {edge} x {edge} tiles", color=GREY)
+    programs, size = len(trace["k04"]["tiles"]), trace["k03"]["edge"] * trace["k03"]["tile"]
+    entries = {f"tiles of the first {programs} programs": GREEN, "rows of A they read": BLUE}
     key(both[0], {**entries, "columns of B they read": RED}, -0.02)
-    size = trace["k03"]["edge"] * trace["k03"]["tile"]
     caption = (
-        f"The {len(trace['k04']['tiles'])} programs that an H100 runs at once, at {size} x {size}. In each step of K, "
-        f"k03's ask L2 for {sum(counts['k03'])} different tiles of A and B, and k04's for {sum(counts['k04'])}."
+        f"The {programs} programs that an H100 runs at once, at {size} x {size}. In each step of K, "
+        f"k03's ask L2 for {counts['k03']} different tiles of A and B, and k04's for {counts['k04']}."
     )
     return Drawing("Which tiles run at once, k03 against k04", caption, figure)
 
 
 # ---- k05: registers ----
 
-OF_A_THREAD = {
-    "results in a thread's registers": GREEN,
-    "of its warp": WAITING,
-    "words of A it reads": BLUE,
-    "of B": RED,
-}
-
 
 def thread(axes: Axes, name: str, results: traces.Results) -> None:
     """A tile of C, the results of one thread and of its warp, and what it reads of A and B for them."""
     m, n = results.tile
     boxes(axes, [(0, n, 0, m)], EMPTY)
-    of_warp = [(x, x + 1, y, y + 1) for y in results.warp_rows for x in results.warp_columns]
-    boxes(axes, merged(of_warp), WAITING)
-    mine = [(x, x + 1, y, y + 1) for y in results.rows for x in results.columns]
-    boxes(axes, mine, GREEN, edgecolor="white", linewidth=0.15)
-    boxes(axes, [(-5, -2, y, y + 1) for y in results.rows], BLUE, edgecolor="white", linewidth=0.15)
-    boxes(axes, [(x, x + 1, -5, -2) for x in results.columns], RED, edgecolor="white", linewidth=0.15)
-    axes.set(xlim=(-9, n + 1), ylim=(-9, m + 1))
-    bare(axes)
-    axes.set_title(
-        f"{name}: {len(results.rows)} x {len(results.columns)} results,\n{results.words} words for {results.count} FMAs"
-    )
-    axes.text(-6, m / 2, "A", ha="right", va="center", color=BLUE)
-    axes.text(n / 2, -6, "B", ha="center", va="bottom", color=RED)
-    axes.text(n - 2, m - 2, f"C, {m} x {n}", ha="right", va="bottom", fontsize=8.5, color=GREY)
+    boxes(axes, merged((x, x + 1, y, y + 1) for y in results.warp_rows for x in results.warp_columns), canvas.WAITING)
+    boxes(axes, [(x, x + 1, y, y + 1) for y in results.rows for x in results.columns], GREEN, 0.15)
+    boxes(axes, [(-5, -2, y, y + 1) for y in results.rows], BLUE, 0.15)
+    boxes(axes, [(x, x + 1, -5, -2) for x in results.columns], RED, 0.15)
+    counts = f"{len(results.rows)} x {len(results.columns)} results,\n{results.words} words for {results.count} FMAs"
+    frame(axes, f"{name}: {counts}", (-9, n + 1), (-9, m + 1), equal=True)
+    words(axes, -6, m / 2, "A", "right", color=BLUE, fontsize=9)
+    words(axes, n / 2, -6, "B", color=RED, fontsize=9, va="bottom")
+    words(axes, n - 2, m - 2, f"C, {m} x {n}", "right", color=GREY, va="bottom")
+
+
+def threads(found: dict[str, traces.Results], size: tuple[float, float]) -> plt.Figure:
+    """A panel for each of these names."""
+    widths = [results.tile[1] + 12 for results in found.values()]
+    figure, panels = plt.subplots(1, len(found), figsize=size, gridspec_kw={"width_ratios": widths, "wspace": 0.07})
+    for axes, (name, results) in zip(panels, found.items(), strict=True):
+        thread(axes, name, results)
+    key(panels[0], OF_A_THREAD, -0.04)
+    return figure
 
 
 def register_tiled() -> Drawing:
     found = {rung: traces.results_of(rung) for rung in ("k04", "k05")}
-    widths = [results.tile[1] + 12 for results in found.values()]
-    figure, both = plt.subplots(1, 2, figsize=(7.4, 3.2), gridspec_kw={"width_ratios": widths, "wspace": 0.08})
-    for axes, (rung, results) in zip(both, found.items(), strict=True):
-        thread(axes, rung, results)
-    key(both[0], OF_A_THREAD, -0.04)
     (k04, k05) = found.values()
     caption = (
         "For each step of K a thread reads the words of its rows and columns from shared memory: "
         f"{k04.words} for {k04.count} FMAs in k04's tile of {k04.tile[0]} x {k04.tile[1]}, "
         f"{k05.words} for {k05.count} in k05's of {k05.tile[0]} x {k05.tile[1]}."
     )
-    return Drawing("The results that one thread holds, k04 against k05", caption, figure)
+    return Drawing("The results that one thread holds, k04 against k05", caption, threads(found, (7.4, 3.2)))
 
 
 # ---- k10: boxes and the swizzle ----
@@ -227,8 +199,7 @@ def register_tiled() -> Drawing:
 def tma() -> Drawing:
     config, found = RUNGS["k10"].configs[0], traces.boxes()
     m, n, k = config.BLOCK_M or 0, config.BLOCK_N or 0, config.BLOCK_K or 0
-    places = traces.recorded()["k10"]["swizzle"]
-    figure, (left, plain, mixed) = plt.subplots(
+    figure, (left, *both) = plt.subplots(
         1, 3, figsize=(8, 2.9), gridspec_kw={"width_ratios": (1.9, 1, 1), "wspace": 0.4}
     )
     count = 0
@@ -236,32 +207,22 @@ def tma() -> Drawing:
         high, wide = found[name]
         corners = [(x0 + x, y) for y in range(0, rows, high) for x in range(0, columns, wide)]
         count += len(corners)
-        boxes(left, [(x, x + wide, y, y + high) for x, y in corners], color, edgecolor="white", linewidth=1.5)
+        boxes(left, [(x, x + wide, y, y + high) for x, y in corners], color, 1.5)
         says = f"{name.upper()}, {rows} x {columns}:\n{len(corners)} of {high} x {wide}"
-        left.text(x0, rows + 6, says, fontsize=8.5, va="top", color=color)
-    left.set(xlim=(-2, k + 26 + n), ylim=(-2, m + 44))
-    bare(left)
-    left.set_title(f"{count} boxes for a k-tile")
-    for axes, title, of_row in (
-        (plain, "Unswizzled", [list(range(8))] * 8),
-        (mixed, "As TMA swizzles it", places),
-    ):
-        for chunk in range(8):
-            cells = [
-                (x, x + 1, y, y + 1) for y, row in enumerate(of_row) for x, held in enumerate(row) if held == chunk
-            ]
-            color = {2: GREEN}.get(chunk, EMPTY)
-            boxes(axes, cells, color, edgecolor="white", linewidth=0.8)
-        for y, row in enumerate(of_row):
-            for x, held in enumerate(row):
-                axes.text(x + 0.5, y + 0.5, str(held), ha="center", va="center", fontsize=8)
-        axes.set(xlim=(-0.02, 8.02), ylim=(0, 8), xticks=[0.5, 7.5], yticks=[0.5, 7.5], aspect="equal")
-        axes.set_xticklabels(["banks\n0 to 3", "banks\n28 to 31"], fontsize=8)
-        axes.set_yticklabels(["row 0", "row 7"], fontsize=8)
-        axes.invert_yaxis()
-        axes.tick_params(length=0)
-        axes.spines[["left", "bottom"]].set_visible(False)
-        axes.set_title(title)
+        words(left, x0, rows + 6, says, "left", va="top", color=color)
+    frame(left, f"{count} boxes for a k-tile", (-2, k + 26 + n), (-2, m + 44), equal=True)
+    places = traces.recorded()["k10"]["swizzle"]
+    titles = {"Unswizzled": [list(range(8))] * 8, "As TMA swizzles it": places}
+    for axes, (title, of_row) in zip(both, titles.items(), strict=True):
+        cells = [(x, y, held) for y, row in enumerate(of_row) for x, held in enumerate(row)]
+        for color in (EMPTY, GREEN):
+            mine = [(x, x + 1, y, y + 1) for x, y, held in cells if (held == 2) == (color == GREEN)]
+            boxes(axes, mine, color, 0.8)
+        for x, y, held in cells:
+            words(axes, x + 0.5, y + 0.5, held, fontsize=8)
+        names, ticks = {0.5: "row 0", 7.5: "row 7"}, {0.5: "banks\n0 to 3", 7.5: "banks\n28 to 31"}
+        frame(axes, title, (-0.02, 8.02), (0, 8), names=names, ticks=ticks, equal=True)
+        axes.tick_params(labelsize=8)
     banks = {row.index(2) for row in places}
     caption = (
         f"{count} instructions copy a k-tile. Right, rows of a box in pieces of 16 bytes, by number: unswizzled, piece "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import torch
 
 from perf.ladder.interpret import UnavailableError
 from perf.ladder.static import SIZE, capture
-from perf.measure.environment import ROOT
+from perf.measure.environment import ROOT, of_child
 from triton_gemm import compat
 from triton_gemm.ladder import LADDER
 from triton_gemm.runtime import aot
@@ -29,8 +28,7 @@ SECTOR, LINE, WARP = 32, 128, 32  # bytes that memory moves at least, bytes of a
 def recorded() -> dict[str, Any]:
     """By rung, what `tests.support.ladder_traces` records, in a process of its own: Triton's interpreter must be chosen
     before kernels are imported. Raises UnavailableError with its last words if it fails."""
-    surroundings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    surroundings = of_child(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     command = [sys.executable, "-m", "tests.support.ladder_traces"]
     ran = subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
     if ran.returncode:

@@ -11,8 +11,8 @@ from functools import cached_property
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from perf.ladder.drawings.canvas import EMPTY, GREEN, ORANGE, PINK, Drawing, boxes, key
-from perf.ladder.drawings.places import OF_A_THREAD, thread
+from perf.ladder.drawings.canvas import EMPTY, GREEN, ORANGE, PINK, Drawing, boxes, frame, key, words
+from perf.ladder.drawings.places import OF_A_THREAD, thread, threads
 from perf.ladder.drawings.traces import WARP, Results
 from perf.measure.environment import ROOT
 from reference_cuda import TWINS
@@ -91,7 +91,7 @@ class Source:
         return range(0, self.value(found[-1][0], names), int(found[-1][1] or 1)) if found else range(1)
 
 
-def words(source: Source, tile: str, indices: Sequence[str], lane: int, bytes_wide: int, **more: int) -> list[int]:
+def asked_of(source: Source, tile: str, indices: Sequence[str], lane: int, bytes_wide: int, **more: int) -> list[int]:
     """The words that a lane of the first warp asks of shared memory at once."""
     first = source.address(tile, indices, {**source.names(lane), **more}) // WORD
     return list(range(first, first + bytes_wide // WORD))
@@ -108,23 +108,18 @@ def turns(asked: Iterable[Sequence[int]]) -> list[int]:
     return found
 
 
-def _banks(axes: Axes, title: str, asked: Sequence[Sequence[int]], colors: Sequence[str], most: int) -> None:
-    """A column for each bank and a row for each turn."""
+def _banks(axes: Axes, title: str, asked: Sequence[Sequence[int]], colors: Sequence[str], most: int, says: str) -> int:
+    """A column for each bank and a row for each turn, of which there are so many."""
     when = turns(asked)
-    boxes(axes, [(0, BANKS, 0, max(when) + 1)], EMPTY)
-    for color in dict.fromkeys(colors):
-        mine = [
-            (each[0] % BANKS, len(each), y) for each, y, one in zip(asked, when, colors, strict=True) if one == color
-        ]
-        boxes(axes, [(x, x + wide, y, y + 1) for x, wide, y in mine], color, edgecolor="white", linewidth=0.5)
-    axes.set(
-        xlim=(0, BANKS), ylim=(most, 0), yticks=[y + 0.5 for y in range(max(when) + 1)], xticks=range(0, BANKS + 1, 8)
-    )
-    axes.set_yticklabels([f"turn {y + 1}" for y in range(max(when) + 1)], fontsize=8)
-    axes.tick_params(length=0)
-    axes.spines[["left", "bottom"]].set_visible(False)
     count = max(when) + 1
-    axes.set_title(f"{title}: {count} turn{'s' if count > 1 else ''}")
+    boxes(axes, [(0, BANKS, 0, count)], EMPTY)
+    for each, y, color in zip(asked, when, colors, strict=True):
+        boxes(axes, [(each[0] % BANKS, each[0] % BANKS + len(each), y, y + 1)], color, 0.5)
+    names, ticks = {y + 0.5: f"turn {y + 1}" for y in range(count)}, {x: str(x) for x in range(0, BANKS + 1, 8)}
+    title = f"{title}: {count} turn{'s' if count > 1 else ''}"
+    frame(axes, title, (0, BANKS), (0, most), names=names, ticks=ticks, xlabel=says)
+    axes.tick_params(axis="y", labelsize=8)
+    return count
 
 
 # ---- k05: a thread's registers ----
@@ -140,18 +135,16 @@ def results_of(stem: str) -> Results:
 
 
 def thread_tiled() -> Drawing:
-    found = {stem: results_of(stem) for stem in ("c04_thread_tiled_1d", "c05_thread_tiled_2d", "c06_register_blocked")}
-    figure, panels = plt.subplots(1, 3, figsize=(7.6, 3), gridspec_kw={"wspace": 0.06})
-    for axes, (stem, results) in zip(panels, found.items(), strict=True):
-        thread(axes, stem[:3], results)
-    key(panels[0], OF_A_THREAD, -0.04)
-    each = {stem[:3]: results.words / results.count for stem, results in found.items()}
+    found = {
+        stem[:3]: results_of(stem) for stem in ("c04_thread_tiled_1d", "c05_thread_tiled_2d", "c06_register_blocked")
+    }
+    c04, c05, c06 = (f"{results.words / results.count:.3g}" for results in found.values())
     caption = (
         "The results of one thread on the way to k05: a column of C in c04, a square in c05, and in c06 a smaller "
         "square with contiguous operands, loaded as 16-byte vectors. Words loaded per FMA: "
-        f"{each['c04']:.3g}, {each['c05']:.3g} and {each['c06']:.3g}."
+        f"{c04}, {c05} and {c06}."
     )
-    return Drawing("The results that one thread holds in c04, c05 and c06", caption, figure)
+    return Drawing("The results that one thread holds in c04, c05 and c06", caption, threads(found, (7.6, 3)))
 
 
 # ---- k06: warp tiles, and A transposed on its way to shared memory ----
@@ -159,12 +152,11 @@ def thread_tiled() -> Drawing:
 
 def stored_transposed(source: Source) -> list[list[int]]:
     """The word that each lane of the first warp stores of A, and then their turns are those of one store."""
-    return [words(source, "a_tile", source.accesses("a_tile")[0], lane, WORD, i=0, j=0, p=0) for lane in range(WARP)]
+    return [asked_of(source, "a_tile", source.accesses("a_tile")[0], lane, WORD, i=0, j=0, p=0) for lane in range(WARP)]
 
 
 def warp_tiled() -> Drawing:
-    stem = "c07_warp_tiled"
-    source, results = Source.of(stem), results_of(stem)
+    source, results = Source.of("c07_warp_tiled"), results_of("c07_warp_tiled")
     bare_rows = replace(source, text=source.text.replace("[BLOCK_M + 4]", "[BLOCK_M]"))
     figure, panels = plt.subplot_mosaic(
         [["tile", "plain"], ["tile", "padded"]], figsize=(7.6, 3.2), width_ratios=(1, 1.1), gridspec_kw={"hspace": 0.7}
@@ -172,19 +164,19 @@ def warp_tiled() -> Drawing:
     thread(panels["tile"], "c07", results)
     rows = [source.value(source.accesses("a_tile")[0][1], {**source.names(lane), "j": 0}) for lane in range(WARP)]
     looks = dict(zip(sorted(set(rows)), (PINK, ORANGE), strict=True))
-    counts = []
-    for name, title, one in (("plain", "no padding", bare_rows), ("padded", "as in c07", source)):
-        asked = stored_transposed(one)
-        counts.append(max(turns(asked)) + 1)
-        extents = one.shared["a_tile"][1]
-        _banks(panels[name], f"A, rows of {extents[-1]} words, {title}", asked, [looks[row] for row in rows], 2)
-    panels["padded"].set_xlabel("bank of shared memory")
+    plain, padded = (
+        _banks(panels[name], f"A, rows of {one.shared['a_tile'][1][-1]} words, {title}", stored_transposed(one),
+               [looks[row] for row in rows], 2, says)
+        for name, title, one, says in (
+            ("plain", "no padding", bare_rows, ""), ("padded", "as in c07", source, "bank of shared memory")
+        )
+    )  # fmt: skip
     of_rows = {f"stored to row {row} of A's tile": color for row, color in looks.items()}
     key(panels["tile"], {**OF_A_THREAD, **of_rows}, -0.2, ncols=3)
     caption = (
         f"A warp of c07 has {len(results.warp_rows)} x {len(results.warp_columns)} results, a thread of it "
         f"{len(results.rows)} x {len(results.columns)} in squares of 4 x 4. Right, one store of a warp that "
-        f"transposes A: {counts[0]} turns of shared memory, and {counts[1]} with the padding that c07 has."
+        f"transposes A: {plain} turns of shared memory, and {padded} with the padding that c07 has."
     )
     return Drawing("c07's warp tile, and how it stores A without conflicts", caption, figure)
 
@@ -196,7 +188,7 @@ def fragment_rows(source: Source, tile: str) -> list[list[int]]:
     """The words of the eight rows of 16 bytes that a fragment load reads at a time."""
     names = {**source.names(0), "i": 0}
     row, column = next(indices for indices in source.accesses(tile) if indices != source.accesses(tile)[0])
-    return [words(source, tile, (f"{row} + {r}", column), 0, 16, **names) for r in range(8)]
+    return [asked_of(source, tile, (f"{row} + {r}", column), 0, 16, **names) for r in range(8)]
 
 
 def padded() -> Drawing:
@@ -205,20 +197,16 @@ def padded() -> Drawing:
     figure, panels = plt.subplots(
         2, 2, figsize=(7.6, 3.6), gridspec_kw={"height_ratios": (2, 8), "hspace": 0.55, "wspace": 0.2}
     )
-    counts: dict[str, list[int]] = {}
-    for line, tile in zip(panels, ("a_tile", "b_tile"), strict=True):
+    counts = []
+    for line, tile, most, says in zip(panels, ("a_tile", "b_tile"), (2, 8), ("", "bank of shared memory"), strict=True):
         for axes, title, one in zip(line, ("no padding", "as in c10"), (plain, source), strict=True):
-            asked = fragment_rows(one, tile)
-            counts.setdefault(tile, []).append(max(turns(asked)) + 1)
-            size, extents = one.shared[tile]
+            asked, (size, extents) = fragment_rows(one, tile), one.shared[tile]
             name = f"{tile[0].upper()}, rows of {size * extents[-1]} bytes, {title}"
-            _banks(axes, name, asked, [GREEN] * 8, 2 if tile == "a_tile" else 8)
+            counts.append(_banks(axes, name, asked, [GREEN] * 8, most, says))
             for row, (each, turn) in enumerate(zip(asked, turns(asked), strict=True)):
-                axes.text(each[0] % BANKS + 2, turn + 0.5, str(row), ha="center", va="center", fontsize=8)
-    for axes in panels[1]:
-        axes.set_xlabel("bank of shared memory")
+                words(axes, each[0] % BANKS + 2, turn + 0.5, row, fontsize=8)
     key(panels[1][0], {"16 bytes of a row of the fragment, by its number": GREEN}, -0.28)
-    (a, padded_a), (b, padded_b) = counts.values()
+    a, padded_a, b, padded_b = counts
     caption = (
         f"A fragment load of c10 reads 16 bytes of eight rows at a time. Without padding, shared memory needs {a} "
         f"turns for A and {b} for B; with 16 bytes more a row, {padded_a} and {padded_b}. "
