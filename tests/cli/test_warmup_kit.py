@@ -257,6 +257,10 @@ def test_doctor_knows_the_package_s_kit(file: Path, monkeypatch: pytest.MonkeyPa
     use(file, monkeypatch)
     of_package, own = [x for x in doctor.examine().findings if x.about == "kits"]
     assert own.says.startswith(f"the kit {file} has 2") and of_package.says.startswith("the package's kit has 2")
+    missing = file.with_name("missing.kit")
+    use(missing, monkeypatch)
+    _, own = [x for x in doctor.examine().findings if x.about == "kits"]
+    assert own.status == "broken" and own.do.startswith(f"`triton-gemm warmup <GEMMs> --kit {missing}` writes it;")
     use("1", monkeypatch)
     shipped.write_bytes(b"damaged")
     says = "the package's kit is not used: it is no kit of this version's format"
