@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: Any, ca
     report = calibrated(Lab(OTHER, slower()))
     assert report.outcome == "not kept" and report.path is None and "no model is kept" in caplog.text
     assert report.figures
-    monkeypatch.setattr(tables.queries, "folder", lambda: None)
+    monkeypatch.setattr(tables, "folder", lambda: None)
     assert kept.store(slower(), OTHER) is None and kept.find(OTHER) is None
     assert kept.listed() == [] and kept.clear() == 0
 

@@ -184,7 +184,7 @@ def test_an_entry_where_torch_was_faster_is_replaced_when_it_is_no_more(folder: 
 
 def test_another_cublas_is_timed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned(folder, lab=with_torch(0.8), bits="any")
-    monkeypatch.setattr(tables.queries, "torchs_versions", lambda: "another")
+    monkeypatch.setattr(tables, "torchs_versions", lambda: "another")
     (shape,) = tuned(folder, lab=with_torch(0.7), bits="any", resume=True).shapes
     assert shape.outcome == "stays" and shape.stored and tables.torch_is_faster(SMALL, HOPPER)
 
