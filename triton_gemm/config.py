@@ -65,7 +65,7 @@ class TileConfig:
         aligned: bool = True,
         buffers: int | None = None,
     ) -> str | None:
-        """Why `device` cannot run this configuration, or None if it can.
+        """Why `device` cannot run this configuration, or why it would be slow, since it "would spill"; None if neither.
 
         itemsize, out_itemsize: bytes of an element of A and B, and of C; sum_itemsize: bytes of the sums kept for
         each; tensor_cores: whether they multiply; staged_outputs: tiles of C that lie in shared memory beside those of
@@ -84,9 +84,10 @@ class TileConfig:
         accumulators = self.accumulators(sum_itemsize)
         share = 8 if not aligned else 4 if reads_output or not tensor_cores else 2
         if accumulators > registers // share:
-            return f"{accumulators} accumulators leave too few of a thread's {registers} registers"
+            part = {2: "half", 4: "a quarter", 8: "an eighth"}[share]
+            return f"would spill: {accumulators} accumulators are more than {part} of a thread's {registers} registers"
         if tensor_cores and device.capability[0] == 10 and accumulators * (4 + out_itemsize) // 4 > 3 * registers // 4:
-            return f"{accumulators} accumulators and their converted values leave too few of {registers} registers"
+            return f"would spill: {accumulators} accumulators and converted values are more than 3/4 of {registers} registers"
         return None
 
     def __str__(self) -> str:

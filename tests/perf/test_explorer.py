@@ -72,8 +72,15 @@ def test_a_time_is_the_models_where_a_configuration_can_run(found: explorer.Expl
         *[("half", "rtx4090", (128, 128, 64, 8, 5), "needs 131328 bytes of shared memory, .* has 101376")],
         *[("half", "a100", (128, 128, 64, 8, 5), ""), ("k06", "h200", (128, 64, 16, 4, 3), "")],
         *[("half", "h100", (128, 128, 64, 8, 1), "the cost model knows no portable kernel of one stage")],
-        *[("k08", "h100", (256, 256, 32, 8, 2), "256 accumulators leave too few of a thread's 256 registers")],
-        *[("k06", "h100", (128, 128, 16, 4, 3), "128 accumulators leave too few of a thread's 255 registers|128 .*")],
+        *[
+            (
+                "k08",
+                "h100",
+                (256, 256, 32, 8, 2),
+                "would spill: 256 accumulators are more than half of a thread's 256 .*",
+            )
+        ],
+        *[("k06", "h100", (128, 128, 16, 4, 3), "would spill: 128 accumulators are more than a quarter of .*")],
         *[("k11", "b200", (128, 128, 64, 8, 3), "k11 is for sm_90"), ("k10", "a100", (64, 64, 64, 4, 3), "k10 is .*")],
     ],
 )
