@@ -56,8 +56,8 @@ def limits(
     config: GemmConfig, mode: str, itemsize: int, capability: Capability, *, sustained: bool = False
 ) -> dict[str, float]:
     """FLOP a clock and SM that the units and each path of operands allow; sustained: with an SM's share of L2 where
-    all read at once, and shared memory that is also written, and by rule serves each thread by itself. In truth it serves
-    at once at least two lanes whose 16 bytes are the same."""
+    all read at once, and shared memory that is also written, and by rule serves each thread by itself. In truth it
+    serves at once at least two lanes whose 16 bytes are the same."""
     peak = roofline.flop_per_clock(roofline.TYPICAL[capability], mode)
     if config.BLOCK_M is None or config.BLOCK_N is None:
         return {"units": peak, "L1": 2 * 32 / strip_wavefronts(config)}
