@@ -129,7 +129,7 @@ def glance(sweeps: Sequence[Sweep], minutes: Mapping[str, Mapping[str, float]]) 
     table = formats.table(("torch's time over ours, means", "unseen shapes", "listed shapes"), cells)
     for triton, shares in minutes.items():
         each = ", ".join(f"{model} {share:.2f}" for model, share in shares.items())
-        table += f"\n\nIn the first minute of a process, with Triton {triton}, of torch's tokens: {each}."
+        table += f"\n\nTokens in the first minute of a process, Triton {triton}, ours over torch's: {each}."
     return f"One {where(sweeps[0])}:\n\n{table}"
 
 
