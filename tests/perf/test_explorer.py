@@ -258,6 +258,10 @@ def test_a_browser_shows_what_python_looks_up(found: explorer.Explored, tmp_path
     assert "trust the order, not the times" in verdict(text)
     for figure in ("registers", "programs", "patch", "bytes_per_flop"):
         assert f"<td>{found.at(figure, **where)}</td>" in text
+    by_rule = opened(page, tmp_path, "#k06-64x64x16-4-3-8-h200-4096x4096x4096")
+    assert "above the rule of shared memory" in verdict(by_rule) and "shared memory, by rule" in by_rule
+    spills = opened(page, tmp_path, "#k06-128x128x16-4-3-8-h200-4096x4096x4096")
+    assert verdict(spills).startswith("would spill: 128 accumulators are") and "cannot run" not in verdict(spills)
     by_power = opened(page, tmp_path, "#k08-128x256x64-8-3-8-h200-4096x4096x4096")
     assert "686 TFLOPS modelled" in verdict(by_power)  # as the ceiling
 
@@ -316,7 +320,7 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
     assert seen["bars"] == [formats.number(time) for time in times]
     assert seen["unguessed"] == [*"123456"] and seen["others"] == ["4", "8"] and not seen["records"]
     assert seen["guessed"].startswith(f"You said 2: {formats.number(times[1])} us. All are alike. The model counts no ")
-    assert seen["guessed"].endswith(" measured times of k05 and k06 differ.") and seen["other"] == ""
+    assert seen["guessed"].endswith(" k06's page has what was measured, as times k05.") and seen["other"] == ""
     assert seen["y"] > 100 and 0 <= seen["top"] < seen["bottom"] < seen["height"] / 3
     assert max(map(int, re.findall(r"\d+", seen["dark"]))) < 64
     assert '<div id="verdict" role="status" aria-live="polite"' in page
