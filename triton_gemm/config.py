@@ -87,7 +87,7 @@ class TileConfig:
             part = {2: "half", 4: "a quarter", 8: "an eighth"}[share]
             return f"would spill: {accumulators} accumulators are more than {part} of a thread's {registers} registers"
         if tensor_cores and device.capability[0] == 10 and accumulators * (4 + out_itemsize) // 4 > 3 * registers // 4:
-            return f"would spill: {accumulators} accumulators and what is stored are more than 3/4 of {registers} registers"
+            return f"would spill: {accumulators} accumulators and their results take too many of {registers} registers"
         return None
 
     def __str__(self) -> str:
