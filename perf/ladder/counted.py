@@ -22,7 +22,7 @@ NOTE = (
     "sent to the SMs and took from them; those of DRAM were read and written. The least are those of A and B read once "
     "and C written once. Copies of operands are in the bytes, and not in the shares. *Ready* is the share of a warp's "
     "time in which it could issue, and another warp did: where it is large, issue slots are scarce. The FMA pipe also "
-    "does the multiplications and additions of addresses: k01 and k02 have more of these than FMAs that count as FLOP."
+    "multiplies and adds integers, as for addresses: in k01 and k02 these are a large part of its share."
 )
 ONE_LAUNCH = (
     "The profiler times single launches. The ladder waits until the clock has settled, which power lowers for tensor "
