@@ -65,7 +65,7 @@ class TileConfig:
         aligned: bool = True,
         buffers: int | None = None,
     ) -> str | None:
-        """Why `device` cannot run this configuration, or None if it can.
+        """Why `device` cannot run this configuration, or why it would be slow, since it "would spill"; None if neither.
 
         Of a thread's registers accumulators may take half where tensor cores read operands from shared memory. They may
         take a quarter where FFMAs read operands from registers, or C comes back beside them. They may take an eighth
@@ -88,9 +88,10 @@ class TileConfig:
         accumulators = self.accumulators(sum_itemsize)
         share = 8 if not aligned else 4 if reads_output or not tensor_cores else 2
         if accumulators > registers // share:
-            return f"{accumulators} accumulators leave too few of a thread's {registers} registers"
+            part = {2: "half", 4: "a quarter", 8: "an eighth"}[share]
+            return f"would spill: {accumulators} accumulators are more than {part} of a thread's {registers} registers"
         if tensor_cores and device.capability[0] == 10 and accumulators * (4 + out_itemsize) // 4 > 3 * registers // 4:
-            return f"{accumulators} accumulators and their converted values leave too few of {registers} registers"
+            return f"would spill: {accumulators} accumulators and their results take too many of {registers} registers"
         return None
 
     def __str__(self) -> str:

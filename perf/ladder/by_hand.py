@@ -26,6 +26,7 @@ from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import DeviceInfo, architecture, device_info, device_of_capability
 from triton_gemm.ladder import Rung
 from triton_gemm.ladder.command import BUDGET_S, NAMES, SIZE, Call, MistakeError, Size, claims, spelled
+from triton_gemm.ladder.launch_checks import refusing
 from triton_gemm.problem import UnsupportedOperandError, aligned
 from triton_gemm.runtime import aot
 from triton_gemm.tuning.timing import DeviceLostError
@@ -59,7 +60,7 @@ class Work:
         for config in call.configs:
             reason = rung.illegal(config, device, dtype)
             if reason is not None:
-                raise MistakeError(f"{rung.id} cannot take {spelled(config)} on {device.name}: {reason}")
+                raise MistakeError(f"{rung.id} {refusing(reason)} {spelled(config)} on {device.name}: {reason}")
         meta = aot.operands(shape, dtype, call.layout)
         configs = call.configs or tuple(rung.legal_configs(device, dtype, aligned=aligned(*meta)))
         if not configs:

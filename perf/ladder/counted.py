@@ -21,7 +21,8 @@ NOTE = (
     "Shares of each unit's peak rate while the kernel that multiplies runs, with cold caches. L2's bytes are what it "
     "sent to the SMs and took from them; those of DRAM were read and written. The least are those of A and B read once "
     "and C written once. Copies of operands are in the bytes, and not in the shares. *Ready* is the share of a warp's "
-    "time in which it could issue, and another warp did: where it is large, issue slots are scarce."
+    "time in which it could issue, and another warp did: where it is large, issue slots are scarce. The FMA pipe also "
+    "multiplies and adds integers, as for addresses: in k01 and k02 these are a large part of its share."
 )
 ONE_LAUNCH = (
     "The profiler times single launches. The ladder waits until the clock has settled, which power lowers for tensor "
@@ -102,8 +103,9 @@ def sentence(one: Counted) -> str:
     units = sorted(UNITS, key=lambda unit: -one.product[unit])
     busy = ", ".join(f"{unit} {one.product[unit]:.0f} %" for unit in units if round(one.product[unit]))
     waits = ", ".join(f"{name} ({formats.percent(share)})" for name, share in one.waits()[:MOST_WAITS])
-    ready = f"Between two of its instructions a warp is ready {100 * one.ready:.0f} % of the time"
-    return f"{busy} of their peaks. {ready}, while others issue." + f" It waits for {waits}." * bool(waits)
+    pipe = " Address arithmetic is in the FMA pipe, too." * (one.rung.configs[0].BLOCK_K is None)
+    ready = f"For {100 * one.ready:.0f} % of its time a warp could issue an instruction, but another warp did"
+    return f"{busy} of their peaks.{pipe} {ready}." + f" It waits for {waits}." * bool(waits)
 
 
 def table(record: Record) -> str:

@@ -31,12 +31,28 @@ PARTS = re.compile(r"(\d+) tiles in (\d+) parts")
 
 def offered(names: Sequence[str], choice: int) -> list[int]:
     """Places of the candidates to guess among, of all by their times: the fastest, the choice, and others over the
-    whole range. Their order says nothing of their times."""
+    whole range, none like these or like one another but for how K is cut. Their order says nothing of their times;
+    fewer than OFFERED where all others are alike."""
     found = {0, choice}
-    others = [place for place in range(len(names)) if place not in found]
+    first = {kind(name): place for place, name in reversed([*enumerate(names)])}
+    for place in found:
+        first.pop(kind(names[place]), None)
+    others = sorted(first.values())
+    if len(others) < OFFERED - len(found):
+        return sorted(found)
     left = OFFERED - len(found)
     found.update(others[(i + 1) * len(others) // left - 1] for i in range(left))
     return sorted(found, key=lambda place: crc32(names[place].encode()))
+
+
+def kind(name: str) -> tuple[str, ...]:
+    """A candidate's kernel, tile, cluster and orientation: what the page lets a reader tell apart."""
+    tile, cluster = (pattern.search(name) for pattern in (TILE, CLUSTER))
+    return (
+        name.partition(" ")[0],
+        *(found[0] if found else "" for found in (tile, cluster)),
+        "swap_ab" * ("swap_ab" in name),
+    )
 
 
 def work(name: str, M: int, N: int) -> tuple[int, int, int] | None:
@@ -55,7 +71,7 @@ def work(name: str, M: int, N: int) -> tuple[int, int, int] | None:
 
 
 def puzzles(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The GEMMs of a record with enough candidates, of which the choice is one."""
+    """The GEMMs of a record with enough candidates of different kinds, of which the choice is one."""
     for product in record["products"]:
         sizes, times = SIZES.fullmatch(product["product"]), product.get("times", [])
         names = [name for _, name in times]
@@ -63,6 +79,9 @@ def puzzles(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
             continue
         M, N, K = (int(x) for x in sizes.groups()[:3])
         choice = names.index(product["choice"])
+        among = offered(names, choice)
+        if len(among) < OFFERED:
+            continue
         yield {
             "sizes": [M, N, K],
             "layout": sizes[4],
@@ -71,7 +90,7 @@ def puzzles(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "names": names,
             "work": [work(name, M, N) for name in names],
             "choice": choice,
-            "offered": offered(names, choice),
+            "offered": among,
         }
 
 

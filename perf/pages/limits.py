@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from perf.common import formats
-from perf.ladder import clock_model, compiled, explorer
+from perf.ladder import clock_model, compiled, counted, explorer
+from perf.ladder.drawings import traces
 from perf.ladder.drawings.traces import RUNGS
 from perf.measure import roofline
 from perf.pages.results import Results
@@ -18,6 +19,8 @@ MODES = {"ieee": "fp32 units", "tf32": "TF32", "half": "16 bits"}
 SIZE = 4096
 HOPPER = (9, 0)
 WARP = 32
+FFMAS_PER_CLOCK, BANKS = 128, 32  # of an SM
+ON_FFMAS = ("k03", "k05", "k06")  # whose words of shared memory are counted, in their first configurations
 EXAMPLES = ("k03", "k06", "k08")  # whose occupancy is counted, in their first configurations
 
 
@@ -75,4 +78,18 @@ def occupancy(results: Results, folder: Path) -> str:
     return formats.table([*columns, "by registers", "by shared memory", "by threads", "programs"], rows)
 
 
-BLOCKS = {"peaks": peaks, "bounds": bounds, "occupancy": occupancy}
+def words(results: Results, folder: Path) -> str:
+    """Shared memory of the rungs on fp32 units: by the words that threads read, and as the hardware counted it."""
+    record = next(record for record in results.records if record.counted)
+    found = {one.rung.id: one.product for one in counted.counted(record)}
+    rows: list[list[formats.Cell]] = []
+    for name in ON_FFMAS:
+        thread, fma = traces.results_of(name), found[name]["FMA pipe"]
+        by_rule = fma * FFMAS_PER_CLOCK / thread.count * thread.words / BANKS
+        shown = [f"{share:.0f} %" for share in (fma, by_rule, found[name]["L1 and shared memory"])]
+        rows.append([name, f"{thread.words} for {thread.count}", *shown])
+    gpu = record.environment["gpu"].removeprefix("NVIDIA ")
+    return formats.table(["rung", "words for FMAs", f"FMA pipe, {gpu}", "reads, by rule", "wavefronts, counted"], rows)
+
+
+BLOCKS = {"peaks": peaks, "bounds": bounds, "words": words, "occupancy": occupancy}

@@ -136,7 +136,7 @@ def glance(
         table += f"\n\nWhole models, torch's time over ours ({place}): {each}."
     for triton, shares in minutes.items():
         each = ", ".join(f"{model} {share:.2f}" for model, share in shares.items())
-        table += f"\n\nTokens in the first minute of a process, as a share of torch's (Triton {triton}): {each}."
+        table += f"\n\nTokens in the first minute of a process, Triton {triton}, ours over torch's: {each}."
     return f"One {where(sweeps[0])}:\n\n{table}"
 
 

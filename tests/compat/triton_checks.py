@@ -44,6 +44,7 @@ def _interpreting() -> None:
 
 def _watching() -> None:
     """Of a load; in the interpreter, where exercises count by it, their tests have the rest."""
+    from triton._C.libtriton import ir
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     values, seen = np.arange(4, dtype=np.float32), []
@@ -66,6 +67,12 @@ def _watching() -> None:
     ((what, program, addresses, masked, other),) = seen
     assert (what, program, other) == ("load", (1, 0, 0), False)
     assert (addresses == pointers.data).all() and (masked == mask.data).all()
+    square = TensorHandle(np.ones((2, 2), dtype=np.float32), tl.float32)
+    precisions = ir.INPUT_PRECISION.TF32, ir.INPUT_PRECISION.IEEE
+    with compat.watching(lambda *call: seen.append(call)):
+        for precision in precisions:
+            builder.create_dot(square, square, square, precision, 0)
+    assert [call[::4] for call in seen[1:]] == [("dot", True), ("dot", False)]  # TF32 rounds operands of fp32
 
 
 def compiled() -> Any:

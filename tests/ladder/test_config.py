@@ -64,7 +64,7 @@ def test_why_a_config_is_illegal_is_said_with_both_numbers() -> None:
     large = GemmConfig(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, num_warps=8, num_stages=5)
     assert large.illegal(HOPPER, 2, 2) == "needs 246016 bytes of shared memory, sm_90 has 232448"
     heavy = replace(large, num_warps=4, num_stages=3)
-    assert heavy.illegal(HOPPER, 2, 2) == "256 accumulators leave too few of a thread's 256 registers"
+    assert heavy.illegal(HOPPER, 2, 2) == "would spill: 256 accumulators are more than half of a thread's 256 registers"
     assert replace(heavy, num_warps=8).illegal(HOPPER, 2, 2) is None
 
 

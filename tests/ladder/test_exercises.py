@@ -271,7 +271,7 @@ def test_a_run_is_shown_and_a_wrong_one_looks_wrong(run: Run) -> None:
     assert ["a", "outside", 0, 45, 16, 3] in outside and "outside" not in right[2]["key"]
     assert "Programs 0 to 15 read strips of A: 1, of B: 16." in says(wrong[4])
     assert "Programs 0 to 15 read strips of A: 4, of B: 4." in says(right[4])
-    assert "chunk 0 of their rows: turns 8" in says(wrong[12]) and "turns 8" not in says(right[12])
+    assert "chunk 0 of their rows: wavefronts 8" in says(wrong[12]) and "wavefronts 8" not in says(right[12])
 
     def pauses(scene: dict[str, Any]) -> int:
         products = [bar for bar in scene["bars"] if bar[1] == "product"]

@@ -72,8 +72,15 @@ def test_a_time_is_the_models_where_a_configuration_can_run(found: explorer.Expl
         *[("half", "rtx4090", (128, 128, 64, 8, 5), "needs 131328 bytes of shared memory, .* has 101376")],
         *[("half", "a100", (128, 128, 64, 8, 5), ""), ("k06", "h200", (128, 64, 16, 4, 3), "")],
         *[("half", "h100", (128, 128, 64, 8, 1), "the cost model knows no portable kernel of one stage")],
-        *[("k08", "h100", (256, 256, 32, 8, 2), "256 accumulators leave too few of a thread's 256 registers")],
-        *[("k06", "h100", (128, 128, 16, 4, 3), "128 accumulators leave too few of a thread's 255 registers|128 .*")],
+        *[
+            (
+                "k08",
+                "h100",
+                (256, 256, 32, 8, 2),
+                "would spill: 256 accumulators are more than half of a thread's 256 .*",
+            )
+        ],
+        *[("k06", "h100", (128, 128, 16, 4, 3), "would spill: 128 accumulators are more than a quarter of .*")],
         *[("k11", "b200", (128, 128, 64, 8, 3), "k11 is for sm_90"), ("k10", "a100", (64, 64, 64, 4, 3), "k10 is .*")],
     ],
 )
@@ -251,6 +258,10 @@ def test_a_browser_shows_what_python_looks_up(found: explorer.Explored, tmp_path
     assert "trust the order, not the times" in verdict(text)
     for figure in ("registers", "programs", "patch", "bytes_per_flop"):
         assert f"<td>{found.at(figure, **where)}</td>" in text
+    by_rule = opened(page, tmp_path, "#k06-64x64x16-4-3-8-h200-4096x4096x4096")
+    assert "above the rule of shared memory" in verdict(by_rule) and "shared memory, by rule" in by_rule
+    spills = opened(page, tmp_path, "#k06-128x128x16-4-3-8-h200-4096x4096x4096")
+    assert verdict(spills).startswith("would spill: 128 accumulators are") and "cannot run" not in verdict(spills)
     by_power = opened(page, tmp_path, "#k08-128x256x64-8-3-8-h200-4096x4096x4096")
     assert "686 TFLOPS modelled" in verdict(by_power)  # as the ceiling
 
@@ -309,7 +320,7 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
     assert seen["bars"] == [formats.number(time) for time in times]
     assert seen["unguessed"] == [*"123456"] and seen["others"] == ["4", "8"] and not seen["records"]
     assert seen["guessed"].startswith(f"You said 2: {formats.number(times[1])} us. All are alike. The model counts no ")
-    assert seen["guessed"].endswith(" measured times of k05 and k06 differ.") and seen["other"] == ""
+    assert seen["guessed"].endswith(" k06's page has what was measured, as times k05.") and seen["other"] == ""
     assert seen["y"] > 100 and 0 <= seen["top"] < seen["bottom"] < seen["height"] / 3
     assert max(map(int, re.findall(r"\d+", seen["dark"]))) < 64
     assert '<div id="verdict" role="status" aria-live="polite"' in page

@@ -31,6 +31,8 @@ def test_six_are_offered_the_fastest_and_the_choice_among_them(found: list[dict[
     for one in (one for gpu in found for one in gpu["puzzles"]):
         offered = one["offered"]
         assert len({*offered}) == picker.OFFERED and {0, one["choice"]} <= {*offered}
+        kinds = [picker.kind(one["names"][place]) for place in offered]
+        assert len({*kinds}) >= picker.OFFERED - (one["choice"] != 0)  # only these two may differ in how K is cut alone
         assert one["us"] == sorted(one["us"]) and len(one["us"]) == len(one["names"]) == len(one["work"])
         places.append(offered.index(0))
     assert len(places) > 600 and all(places.count(place) > 0.12 * len(places) for place in range(picker.OFFERED))

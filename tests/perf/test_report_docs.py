@@ -162,7 +162,7 @@ def test_the_first_figures_are_faster_even_or_slower_as_they_are_measured() -> N
         "| even, to 5 % | medium sizes 1.00 | fp8 0.95 |",
         "| slower | none | fp64 0.95 |",
         "",
-        "In the first minute of a process, with Triton 3.6.0, of torch's tokens: llama-1b 0.80.",
+        "Tokens in the first minute of a process, Triton 3.6.0, ours over torch's: llama-1b 0.80.",
     ]
     assert summary.GLANCE.keys() <= summary.SUITES.keys()
     assert len((pages.ROOT / "README.md").read_text().splitlines()) <= 130

@@ -48,7 +48,7 @@ def test_what_a_configuration_leaves_out_comes_from_the_list() -> None:
         ("k03 --config 64x64x16,4,1,8", "k03 takes --config BLOCK_MxBLOCK_NxBLOCK_K[,warps[,stages]], as "),
         ("k01 --config 64x64", "k01 takes --config BLOCK_M[,warps[,stages]], as 256,4,1, not '64x64'"),
         ("k06 --config 128x256x64,4,4", "k06 cannot take 128x256x64,4,4,8 on sm_90: needs 295168 bytes of shared mem"),
-        ("k06 --config 256x256x16,4,2", "k06 cannot take 256x256x16,4,2,8 on sm_90: 512 accumulators leave too few"),
+        ("k06 --config 256x256x16,4,2", "k06 does not take 256x256x16,4,2,8 on sm_90: would spill: 512 accum"),
         ("k06 --config 48x64x16", "k06 cannot take 48x64x16,4,3,8 on sm_90: BLOCK_M is 48, not a power of two"),
         ("k11 --config 128x128x64,8,1", "num_stages is 1, not a whole number from 2 on"),
         ("k06 --dtype fp16", "k06 takes fp32, not fp16"),

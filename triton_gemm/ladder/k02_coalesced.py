@@ -2,11 +2,12 @@
 
 Changes: against k01, the strip runs along N: one program computes BLOCK_N columns of one row, and a thread four of
     them.
-Why: a warp's 32 lanes now read neighbouring elements of B, 128 bytes in one wavefront, and share one element of A. They
-    write C in whole lines.
-Predicts: a step of K takes 2 wavefronts, where k01 needs 33: up to 16 times k01. Each step also asks L2 for 128 new
-    bytes of B. An SM gets about 64 bytes a clock from there, which makes 2 clocks, too: 132 SMs x 1.7 GHz x 64 B / 4 B
-    an FMA = 3.6 T FMA/s = 7 TFLOPS. These sums give 16 times; 10 were predicted, to leave a margin.
+Why: a warp's 32 lanes now read neighbouring elements of B, and share one element of A. A lane's four are 16 bytes, a
+    warp's 512, in 16 sectors and four wavefronts. They write C in whole lines.
+Predicts: with one column a thread, a step of K takes 2 wavefronts, where k01 needs 33: up to 16 times k01. Each step
+    also asks L2 for 128 new bytes of B. An SM gets about 64 bytes a clock from there, which makes 2 clocks, too: 132
+    SMs x 1.7 GHz x 64 B / 4 B an FMA = 3.6 T FMA/s = 7 TFLOPS. These sums give 16 times; 10 were predicted, to leave a
+    margin.
 Came out: higher. Programs of neighbouring rows run on one SM and find B's row in L1, so L2's rate does not bind. And a
     thread's four columns share one element of A and one 16-byte load of B: 5 wavefronts for a warp's 128 FMAs.
 Requires: fp32; any strides, coalesced where B and C are row-major.

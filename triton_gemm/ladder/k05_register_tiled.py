@@ -14,8 +14,8 @@ Came out: lower. Triton gives a thread 4 x 16 or 16 x 4 results, 20 words for 64
     up to 48 registers more, so an SM has room for two programs of 128 x 64 instead of three.
 Requires: fp32; any shape and strides; workspace for a copy of A.
 Tuning: the shape of a thread's 64 results, and the depth of a k-tile. A deeper one has fewer barriers, and takes more
-    registers. Only other programs hide the loads, so it matters how many an SM has room for: three of 64 x 128 on 4
-    warps, one or two of 128 x 128 on 8 warps.
+    registers. Only other programs hide the loads, so it matters how many an SM has room for: three or four of 64 x 128
+    on 4 warps, one or two of 128 x 128 on 8 warps.
 Bound by: issue slots, and latency at the start of each k-tile: with num_stages = 1 the loads wait for the FMAs, and the
     FMAs for the loads.
 Next: k06 loads the next tiles while this one multiplies.

@@ -70,7 +70,8 @@ def check(
     Wanted are strided a [M, K] and b [K, N] of one of the rung's `dtypes` and c [M, N] of one of its `out_dtypes`, not
     in their memory, all on the current CUDA device; on the CPU in Triton's interpreter only. Tensors on `meta`, whose
     GPU is not known, pass for `aot.capture`. A config must be one that the rung's kernel has and that the GPU can run.
-    So must each of `configs`, but that of several those that the GPU cannot run are left out when they are tuned.
+    So must each of `configs`, but that of several those that the GPU cannot run are left out when they are tuned. What
+    would spill counts as such.
 
     Raises TypeError for what is no tensor, no configuration or of another dtype, and ValueError for everything else.
     """
@@ -169,9 +170,14 @@ def _refuse(rung: Rung, config: GemmConfig | triton.Config, why: str | None) -> 
     """Raises ValueError where there is a reason `why`."""
     if why is not None:
         raise ValueError(
-            f"{rung.name} cannot take the configuration {config}: {why}; "
+            f"{rung.name} {refusing(why)} the configuration {config}: {why}; "
             f"python -m {__package__} {rung.id} --list shows some that it takes"
         )
+
+
+def refusing(why: str) -> str:
+    """The verb for a configuration: one that would spill could run."""
+    return "does not take" if why.startswith("would spill") else "cannot take"
 
 
 def _check_device(rung: Rung, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:

@@ -130,8 +130,8 @@ class Rung:
         reads_output: bool = False,
         aligned: bool = True,
     ) -> str | None:
-        """Why `device` cannot run any `config`, one of `configs` or not, in the circumstances of `legal_configs`; None
-        if it can."""
+        """Why `device` cannot run any `config`, one of `configs` or not, in the circumstances of `legal_configs`, or
+        that it would spill; None if neither."""
         return self.misfit(config) or config.illegal(
             device,
             dtype.itemsize,

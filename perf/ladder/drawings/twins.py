@@ -176,7 +176,7 @@ def warp_tiled() -> Drawing:
     caption = (
         f"A warp of c07 has {len(results.warp_rows)} x {len(results.warp_columns)} results, a thread of it "
         f"{len(results.rows)} x {len(results.columns)} in squares of 4 x 4. Right, one store of a warp that "
-        f"transposes A: {plain} turns of shared memory, and {padded} with the padding that c07 has."
+        f"transposes A: {plain} wavefronts, and {padded} with the padding that c07 has."
     )
     return Drawing("c07's warp tile, and how it stores A without conflicts", caption, figure)
 
@@ -209,7 +209,7 @@ def padded() -> Drawing:
     a, padded_a, b, padded_b = counts
     caption = (
         f"A fragment load of c10 reads 16 bytes of eight rows at a time. Without padding, shared memory needs {a} "
-        f"turns for A and {b} for B; with 16 bytes more a row, {padded_a} and {padded_b}. "
+        f"wavefronts for A and {b} for B; with 16 bytes more a row, {padded_a} and {padded_b}. "
         "k08's layouts swizzle instead."
     )
     return Drawing("The banks that a fragment load of c10 reads, with and without padding", caption, figure)

@@ -18,14 +18,14 @@ UNFILLED = {
     "e03_tile": "4 FLOP are done for each byte that is read; 16 are asked. Reads of each element of A: 4, of B: 4.",
     "e04_group": "of A: 1, of B: 16; in groups of 4 rows they are 4 and 4. All waves read 170 strips, where 84",
     "e05_beta": "C is read with beta = 0: 6 loads",
-    "e06_pipeline": "when k-tile 1 is multiplied, k-tile 2 of a and b was not asked for yet",
+    "e06_pipeline": "when k-tile 0 is multiplied, k-tile 1 of a and b was not asked for yet",
     "e07_tf32": "1.00073242 becomes 1, and should become 1.00097656",
     "e08_accumulate": "63 times 0.5 is 2048, and should be 2080",
     "e09_split_k": "k = 0 is summed by 3 of the 3 parts",
     "e10_persistent": "tile (1, 2) of C, counted from 0, is never computed",
     "e11_tma": "coordinates count elements, not tiles",
-    "e12_swizzle": "take 8 turns",
-    "e13_ring": "nobody goes on: load waits for phase 0 of `empty` of slot 0, which has turned 0 times",
+    "e12_swizzle": "take 8 wavefronts",
+    "e13_ring": "nobody goes on: load waits while the phase of `empty` of slot 0 is 0, and it has turned 0 times",
 }
 
 # Mistakes: what a solution has, what stands there instead, and what is said of it.
@@ -50,8 +50,13 @@ MISTAKES = [
         "Program 0 reads 48 elements of a again, as indices do that wrap round: along K they are summed twice",
     ),
     ("e02_mask", "other=0.0", "other=1.0", "c[0, 0] is"),
-    ("e03_tile", "64, 64, 16", "128, 128, 16", "does not fit: 128 accumulators leave too few"),
-    ("e03_tile", "64, 64, 16", "64, 64, 256", "has 166912. 2 slots of (64 + 64) x 256 x 4 bytes, one fewer"),
+    (
+        "e03_tile",
+        "64, 64, 16",
+        "128, 128, 16",
+        "would spill: 128 accumulators are more than a quarter of a thread's 256 registers. FFMAs",
+    ),
+    ("e03_tile", "64, 64, 16", "64, 64, 256", "has 166912. That is 2 slots of (64 + 64) x 256 x 4 bytes, one fewer"),
     ("e03_tile", "64, 64, 16", "32, 64, 32", "10.7 FLOP"),
     ("e03_tile", "64, 64, 16", "96, 64, 16", "powers of two"),
     ("e04_group", "tl.minimum(num_m - group * GROUP_M, GROUP_M)", "GROUP_M", "reads a[160, 0]"),
@@ -67,18 +72,22 @@ MISTAKES = [
     ("e05_beta", "beta * tl.load", "tl.load", "C is 0.7 A B + 1.0 C: beta is missing."),
     ("e05_beta", "alpha * acc", "acc", "C is 1.0 A B + -1.5 C: alpha is missing."),
     ("e05_beta", "out += beta", "out -= beta", "is not 0.7 A B - 1.5 C, even but for rounding"),
+    (
+        *("e06_pipeline", "        a_ptrs += BLOCK\n        b_ptrs += BLOCK * stride_b\n", ""),
+        "K-tile 0, counted from 0, is multiplied 6 times: it is loaded 6 times. Do pointers advance before each load?",
+    ),
     ("e06_pipeline", "BLOCK * stride_b", "BLOCK", "The next k-tile of b is BLOCK * stride_b elements further."),
-    ("e06_pipeline", "next_", "", "K-tile 1 is multiplied 0 times: the next one must not replace it"),
+    ("e06_pipeline", "next_", "", "K-tile 0, counted from 0, is multiplied 0 times: the next one must not replace it"),
     (
         *(
             "e06_pipeline",
             '        next_b = tl.load(b_ptrs)\n        acc = tl.dot(a, b, acc, input_precision="ieee")\n',
         ),
         '        acc = tl.dot(a, b, acc, input_precision="ieee")\n        next_b = tl.load(b_ptrs)\n',
-        "when k-tile 1 is multiplied, k-tile 2 of b was not asked for yet",
+        "when k-tile 0 is multiplied, k-tile 1 of b was not asked for yet",
     ),
     ("e06_pipeline", "range(BLOCK, K, BLOCK)", "range(0, K, BLOCK)", "The last k-tile has no next one"),
-    ("e06_pipeline", "        a = next_a\n", "", "K-tile 1 of a is multiplied by k-tile 2 of b."),
+    ("e06_pipeline", "        a = next_a\n", "", "K-tile 0 of a, counted from 0, is multiplied by k-tile 1 of b."),
     ("e07_tf32", "bits + 0x1000", "bits + 0xFFF + ((bits >> 13) & 1)", "not to even"),
     ("e07_tf32", "rounded = tl.where(x == x, rounded, 0x7FFFE000)", "pass", "a NaN, which stays one"),
     (
@@ -105,10 +114,17 @@ MISTAKES = [
         "b_desc.load([pid_n * BLOCK, k])",
         "box of b that begins at row 0 and column 16",
     ),
+    ("e11_tma", ', input_precision="ieee"', "", "`tl.dot` rounds fp32 operands to TF32 by default"),
     ("e11_tma", "for k in range(0, K, BLOCK)", "for k in range(0, K - BLOCK, BLOCK)", "c[0, 0] is"),
-    ("e12_swizzle", "chunk ^ (row % 8)", "(chunk + row) % 8", "TMA's 128-byte swizzle"),
-    ("e12_swizzle", "chunk ^ (row % 8)", "chunk ^ (row % 4)", "take 2 turns"),
-    ("e12_swizzle", "chunk ^ (row % 8)", "row % 8 + 0 * chunk", "some overwrite others"),
+    (
+        "e12_swizzle",
+        "chunk ^ (row % 8)",
+        "(chunk + row) % 8",
+        "chunk 1 of row 1 belongs in place 0, and is in place 2.",
+    ),
+    ("e12_swizzle", "chunk ^ (row % 8)", "chunk ^ row", "A place outside of 0 to 7 is none in its chunk's row"),
+    ("e12_swizzle", "chunk ^ (row % 8)", "chunk ^ (row % 4)", "take 2 wavefronts"),
+    ("e12_swizzle", "chunk ^ (row % 8)", "row % 8 + 0 * chunk", "the places 0 to 7 of the row, each in one of its own"),
     ("e13_ring", "return turn ^ 1, turn", "return 1, turn", "filled with k-tile 3 while k-tile 0 lies there"),
     ("e13_ring", "return turn ^ 1, turn", "return turn ^ 1, 0", "its k-tile has not arrived"),
     ("e13_ring", "return turn ^ 1, turn", "return turn, turn ^ 1", "its k-tile was never loaded"),
@@ -162,6 +178,12 @@ def test_a_mistake_is_told(name: str, right: str, wrong: str, told: str, tmp_pat
     exercise = BY_NAME[name]
     assert right in exercise.solution
     assert told in (checked(exercise, exercise.solution.replace(right, wrong), tmp_path) or "")
+
+
+def test_one_column_too_many_is_no_mask_of_one_dimension(tmp_path: Path) -> None:
+    exercise = BY_NAME["e02_mask"]
+    says = checked(exercise, exercise.solution.replace("<", "<="), tmp_path) or ""
+    assert "reads a[0, 45]" in says and says.endswith(" Lanes there must be masked off.")
 
 
 WAIT = "        acc = warpgroup_mma_wait(0, deps=(acc,))\n"

@@ -76,7 +76,9 @@ def _solution(exercise: Exercise) -> Any:
 @contextmanager
 def _limited() -> Iterator[None]:
     def late(*_: Any) -> None:
-        raise WrongError(f"it did not end within {LIMIT_S} seconds: does every loop come to an end?")
+        raise WrongError(
+            f"it did not end within {LIMIT_S} seconds: a loop may not come to an end, or this machine is busy."
+        )
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(LIMIT_S)
@@ -134,8 +136,10 @@ def _tile(exercise: Any, solution: Any) -> None:
     slots = config.buffers(gpu.capability)
     why = config.illegal(gpu, 4, 4, tensor_cores=False, buffers=slots)
     if why is not None:
-        ring = f" {slots} slots of ({m} + {n}) x {k} x 4 bytes, one fewer than NUM_STAGES (k06), and 256 to spare."
-        raise WrongError(f"a tile of {m} x {n} x {k} does not fit: {why}." + ring * ("shared memory" in why))
+        more = f"That is {slots} slots of ({m} + {n}) x {k} x 4 bytes, one fewer than NUM_STAGES (k06), and 256 more."
+        if "shared memory" not in why:
+            more = "FFMAs also read their operands from registers, and pointers are kept there."
+        raise WrongError(f"a tile of {m} x {n} x {k} {why}. {more}")
     M, N, K = max(m, 64), max(n, 64), max(k, 32)
     trace = traced(exercise, make_operands(M, N, K))
     equals_product(trace)
@@ -208,7 +212,7 @@ def _pipeline(exercise: Any, solution: Any) -> None:
                 late = " and ".join(name for name in "ab" if loads[name] < min(dots + 1, 6))
                 if late:
                     raise WrongError(
-                        f"C is right, but when k-tile {dots} is multiplied, k-tile {dots + 1} of {late} was not asked "
+                        f"C is right, but when k-tile {dots - 1} is multiplied, k-tile {dots} of {late} was not asked "
                         "for yet: the units wait for each load. Load the next one before."
                     )
     if not same_bits(operands["c"], wanted).all():
@@ -233,9 +237,13 @@ def _multiplied(trace: Trace) -> str:
         return ""
     for (i, j), n in sorted(found.items(), key=lambda one: one[0][0] == one[0][1]):
         if i != j and n:
-            return f" K-tile {i + 1} of a is multiplied by k-tile {j + 1} of b."
+            return f" K-tile {i} of a, counted from 0, is multiplied by k-tile {j} of b."
         if i == j and n != 1:
-            return f" K-tile {i + 1} is multiplied {n} times: the next one must not replace it before its product."
+            loads = int(trace.counted("a")[0, 16 * i])
+            why = "it is never loaded." if not loads else "the next one must not replace it before its product."
+            if loads > 1:
+                why = f"it is loaded {loads} times. Do pointers advance before each load?"
+            return f" K-tile {i}, counted from 0, is multiplied {n} times: {why}"
     return ""
 
 
@@ -355,27 +363,33 @@ def _reads(access: Access, name: str) -> bool:
 def _swizzle(exercise: Any, solution: Any) -> None:
     x, out = matrix(64, 64, torch.float16), matrix(64, 64, torch.float16, empty=True)
     shared = torch.full((64 + 2 * HALO, 64), float("nan"), dtype=torch.float16)[HALO : HALO + 64]  # rows of 128 bytes
-    trace = traced(exercise, {"x": x, "shared": shared, "out": out})
+    trace = traced(exercise, {"x": x, "shared": shared, "out": out}, outside=_beyond_row)
     (store,) = trace.of("shared", "store")
     first, places = store.columns.reshape(64, 8, 8)[..., 0], store.columns.reshape(64, 64)
     rows = store.rows.reshape(64, 64)
     for row in range(64):
         if set(rows[row]) != {row} or len(set(places[row])) != 64:
-            raise WrongError(f"row {row}: its 8 chunks do not lie in 8 places of the row: some overwrite others.")
+            raise WrongError(
+                f"row {row}: its 8 chunks do not lie in the places 0 to 7 of the row, each in one of its own."
+            )
     if not torch.equal(x, out):
         raise WrongError("the tile comes back changed.")
     turns = max(Counter(first[i : i + 8, j] // 8).most_common(1)[0][1] for i in range(0, 64, 8) for j in range(8))
     if turns > 1:
         raise WrongError(
-            f"the tile comes back, but 8 lanes that read a column of chunks take {turns} turns: {turns} of the chunks "
-            "lie in the same 4 banks."
+            f"the tile comes back, but 8 lanes that read a column of chunks take {turns} wavefronts: {turns} of the "
+            "chunks lie in the same 4 banks."
         )
     wanted = [[j ^ (i % 8) for j in range(8)] for i in range(64)]
-    if (first // 8).tolist() != wanted:
+    for i, j in ((i, j) for i in range(64) for j in range(8) if first[i, j] // 8 != wanted[i][j]):
         raise WrongError(
-            "no bank conflicts, but not the places of TMA's 128-byte swizzle, where tensor cores look: chunk j of "
-            "row i belongs at j ^ (i % 8)."
+            "no bank conflicts, but not the places of TMA's 128-byte swizzle, where tensor cores look: chunk "
+            f"{j} of row {i} belongs in place {wanted[i][j]}, and is in place {first[i, j] // 8}."
         )
+
+
+def _beyond_row(name: str, row: int, column: int) -> str:
+    return " A place outside of 0 to 7 is none in its chunk's row, and lies in another." * (name == "shared")
 
 
 @_of("e13_ring")

@@ -156,7 +156,7 @@ def _banks(trace: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]] | 
         cells = [
             ("shared", "load", int(row) % 8, place, 1, 1) for row, place in zip(rows[:, chunk], banks, strict=True)
         ]
-        steps.append({"says": f"Eight lanes read chunk {chunk} of their rows: turns {turns}.", "cells": cells})
+        steps.append({"says": f"Eight lanes read chunk {chunk} of their rows: wavefronts {turns}.", "cells": cells})
     return grids, steps
 
 

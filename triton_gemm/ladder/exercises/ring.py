@@ -210,7 +210,7 @@ def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str, events: l
         ready = next((role for role, wait in waits.items() if wait is None or wait[0].passes(wait[1])), None)
         if ready is None:
             says = [
-                f"{role} waits for phase {phase} of {barrier.name}, which has turned {barrier.turns} times"
+                f"{role} waits while the phase of {barrier.name} is {phase}, and it has turned {barrier.turns} times"
                 for role, (barrier, phase) in waits.items()
             ]
             raise WrongError(f"nobody goes on: {'; '.join(says)}.")

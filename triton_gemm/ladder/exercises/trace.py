@@ -116,6 +116,11 @@ class Trace:
         return count
 
     def _seen(self, kind: str, program: tuple[int, int, int], addresses: Any, mask: Any, other: bool) -> None:
+        if kind == "dot" and other:
+            raise WrongError(
+                "`tl.dot` rounds fp32 operands to TF32 by default, 11 bits of 24, on a GPU and not in the interpreter: "
+                'pass input_precision="ieee".'
+            )
         if addresses is None:
             self.accesses.append(Access(kind, program, "", (), (), ()))
             return
@@ -139,7 +144,7 @@ class Trace:
                     f"program {named(program)} {verb} {name}[{rows[i]}, {columns[i]}], and {name} has "
                     f"{x.shape[0]} rows and {x.shape[1]} columns, counted from 0."
                     + self.outside(name, int(rows[i]), int(columns[i]))
-                    + _alike(inside)
+                    + (_alike(inside) if (rows > x.shape[0]).any() else "")  # one row may be `<=` for `<`
                 )
             self.accesses.append(Access(kind, program, name, touched, rows, columns))
             return

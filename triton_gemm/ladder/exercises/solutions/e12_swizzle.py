@@ -1,8 +1,9 @@
 """Swizzle: a tile in shared memory is written by rows and read by columns, without bank conflicts (k10).
 
 A row of 64 fp16 has 128 bytes: 8 chunks of 16, which fill all 32 banks. Read down a column of chunks, 8 rows hit the
-same 4 banks, and take 8 turns instead of one. TMA's 128-byte swizzle puts chunk j of row i at j ^ (i % 8), and tensor
-cores read it so. Memory is in rows of 64 elements here, as shared memory would be.
+same 4 banks, and take 8 wavefronts instead of one. TMA's 128-byte swizzle permutes the chunks of each row, and tensor
+cores read it so. Of rows 0 to 3 chunks 0 to 7 are in places 01234567, 10325476, 23016745 and 32107654, of row 7 in
+76543210, and row 8 is as row 0. Memory is in rows of 64 elements here, as shared memory would be.
 
 Checked: the tile that comes back; bank conflicts of rows that are written and columns that are read; where chunks
 lie.

@@ -1,8 +1,9 @@
 """The ring: one warp loads k-tiles while others multiply, and barriers pass slots between them (k11).
 
-The load warp fills a slot when `empty` has turned, the mma warps multiply it when `full` has. A barrier has a phase: 0
-at the start, and 1, 0, 1 ... behind its turns, one for each use of its slot. `wait(barrier, p)` waits as long as the
-phase is p. So at the start `wait(barrier, 1)` passes at once, and `wait(barrier, 0)` waits for the first turn.
+The load warp fills a slot when `empty` has turned, the mma warps multiply it when `full` has. A barrier turns once for
+each use of its slot. Its phase is a bit: 0 at the start, 1 after the first turn, 0 after the second. `wait(barrier, p)`
+waits while the phase is p. So at the start `wait(barrier, 1)` passes at once, and `wait(barrier, 0)` waits for the
+first turn.
 
 Checked: C of 64 x 64 x 512; no slot is filled that is not multiplied yet, or multiplied before it is filled; no role
 waits for ever. The roles are simulated, one going on as far as it may before the other does. `run` needs a Hopper.
