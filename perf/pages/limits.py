@@ -8,7 +8,7 @@ from perf.common import formats
 from perf.ladder import clock_model, compiled, counted, explorer
 from perf.ladder.drawings import traces
 from perf.ladder.drawings.traces import RUNGS
-from perf.measure import roofline
+from perf.measure import environment, roofline
 from perf.pages.results import Results
 from triton_gemm.config import REGISTERS_PER_SM
 from triton_gemm.hardware.device import RESERVED, SHARED_MEMORY, DeviceInfo
@@ -88,7 +88,7 @@ def words(results: Results, folder: Path) -> str:
         by_rule = fma * FFMAS_PER_CLOCK / thread.count * thread.words / BANKS
         shown = [f"{share:.0f} %" for share in (fma, by_rule, found[name]["L1 and shared memory"])]
         rows.append([name, f"{thread.words} for {thread.count}", *shown])
-    gpu = record.environment["gpu"].removeprefix("NVIDIA ")
+    gpu = environment.short(record.environment["gpu"])
     return formats.table(["rung", "words for FMAs", f"FMA pipe, {gpu}", "reads, by rule", "wavefronts, counted"], rows)
 
 

@@ -131,12 +131,14 @@ def glance(
         found.setdefault((kind, row.mean(unseen=True) is not None), []).append(f"{name} {row.speed:.2f}")
     cells = ([kind, *(", ".join(found.get((kind, unseen), ["none"])) for unseen in (True, False))] for kind in kinds)
     table = formats.table(("torch's time over ours, means", "unseen shapes", "listed shapes"), cells)
+    lines = []
     for place, ratios in models.items():
         each = "; ".join(f"{kind} {geometric_mean(of):.2f}, {min(of):.2f} at worst" for kind, of in ratios.items())
-        table += f"\n\nWhole models, torch's time over ours ({place}): {each}."
+        lines.append(f"- Whole models, torch's time over ours ({place}): {each}.")
     for triton, shares in minutes.items():
         each = ", ".join(f"{model} {share:.2f}" for model, share in shares.items())
-        table += f"\n\nTokens in the first minute of a process, Triton {triton}, ours over torch's: {each}."
+        lines.append(f"- Tokens in the first minute of a process, ours over torch's (Triton {triton}): {each}.")
+    table += "\n\n" + "\n".join(lines)
     return f"One {where(sweeps[0])}:\n\n{table}"
 
 

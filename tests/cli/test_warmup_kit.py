@@ -198,7 +198,7 @@ def test_a_file_that_is_not_used_is_warned_of_once(
     if fault == "relative":
         assert says.startswith("there is no kit")  # and "policy" has what is wrong
     else:
-        assert status == "note" and says.startswith(f"the kit {given} is not used: ")
+        assert status == "broken" and says.startswith(f"the kit {given} is not used: ")
         how = f"`triton-gemm warmup <GEMMs> --kit {given}` writes it anew once it is deleted"
         assert do == f"{how}; or unset TRITON_GEMM_KIT"
 

@@ -23,6 +23,7 @@ from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.candidate import Algorithm, Work
 from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.kernels.warp_specialised import promotion
 from triton_gemm.problem import ACTIVATIONS, GemmProblem, Layout
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, illegal, launches, ranked, select
@@ -82,6 +83,12 @@ def test_by_default_bits_do_not_depend_on_the_size_of_c(arithmetic: Arithmetic) 
         assert cut and any(" of C " in bit_class(problem, way) for way in cut) == (not arithmetic.exact)
 
 
+def promoted(problem: GemmProblem, selection: Selection) -> int:
+    """How many elements along K are summed by tensor cores before their sum is promoted: a k-tile, or a piece of it."""
+    pieces = promotion.pieces(problem, selection.config) if selection.kernel == "warp_specialised" else 1
+    return selection.config.BLOCK_K // pieces
+
+
 @settings(deadline=None, max_examples=40)
 @given(problems(), st.sampled_from([HOPPER, AMPERE]))
 def test_equal_classes_cut_k_alike(problem: GemmProblem, device: DeviceInfo) -> None:
@@ -95,8 +102,7 @@ def test_equal_classes_cut_k_alike(problem: GemmProblem, device: DeviceInfo) -> 
         first, *others = (parts(problem, x) for x in members[:: max(1, len(members) // 8)])
         assert all(same(first, other) for other in others), name
         assert len({x.precision for x in members}) == 1
-        depths = {x.config.BLOCK_K for x in members}
-        assert len(depths) == 1 or "promoted" not in name
+        assert len({promoted(problem, x) for x in members}) == 1 or "promoted" not in name
 
 
 @settings(deadline=None, max_examples=40)
