@@ -141,7 +141,7 @@ with triton_gemm.use(only=torch.bfloat16):
     assert triton_gemm.report_routing(reset=True) == {
         ("addmm_", "torch: it is not routed"): 300,
         ("addmv", "torch: it is not routed"): 300,
-        ("mm", "torch: torch.float32 is excluded"): 600,
+        ("mm", "torch: torch.float32 is not in only="): 600,
     }
     assert triton_gemm.report_routing() == {}
 """,

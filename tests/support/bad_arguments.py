@@ -332,7 +332,7 @@ def is_told(error: BaseException, parameter: str, value: Any) -> bool:
 def facts(value: Any) -> list[str]:
     """What an error may say of a value."""
     if isinstance(value, torch.Tensor):
-        of = (value.dtype, value.layout, list(value.shape), f"{value.dim()}-D")
+        of = (value.dtype, value.layout, value.device, list(value.shape), f"{value.dim()}-D")
         return [str(x).removeprefix("torch.") for x in of]
     inside = [fact for x in value for fact in facts(x)] if isinstance(value, (list, tuple)) else []
     return [type(value).__name__, repr(value), str(value), *inside]

@@ -25,7 +25,6 @@ from ..compat import (
 )
 from ..problem import GATES, PRODUCT, SUM, Request
 from ..runtime import native, plan, stand_ins
-from ..runtime.workspace import allocator
 
 # By operation: the derivative that C++ gives its results, of a @ b (1) or a @ b.T (2), with a bias or without.
 DERIVATIVES: dict[Hashable, int] = {"matmul": 1, "mm": 1, "addmm": 1, "triton_gemm::gemm": 1, "linear": 2}
@@ -74,7 +73,7 @@ def known(
     if not all(given.data_ptr() == launched.data_ptr() != 0 for given, launched in operands):
         return SLOW
     like = tuple(c.shape), c.stride(), c.dtype
-    return Known(found, allocator(*like, c.device), like, copies)
+    return Known(found, plan.allocator(*like, c.device), like, copies)
 
 
 class FastPath:

@@ -37,8 +37,10 @@ class Rule:
         """Why this call stays torch's, or None."""
         for kind in (name, a.dtype):
             same = {x for x in self.only if isinstance(x, type(kind))}
-            if (same and kind not in same) or kind in self.exclude:
+            if kind in self.exclude:
                 return f"{kind} is excluded"
+            if same and kind not in same:
+                return f"{kind} is not in only="
         if self.predicate is None:
             return None
         try:

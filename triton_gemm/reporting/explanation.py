@@ -192,7 +192,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | bool | None,
     if added is not None:
         vector = matrices.vector_of(added, c.shape)
         request = request._replace(bias=vector[1], beta=0.0) if vector else request._replace(beta=1.0)
-        added.expand(c.shape)  # raises in torch's words where it does not broadcast
+        if not rules.expands(added, tuple(c.shape)):
+            rules.refuse(lambda *_: added.expand(c.shape), input=a, other=b, bias=added)
     elif bias is not None:
         request = request._replace(bias="n")
     if c.numel() == 0:

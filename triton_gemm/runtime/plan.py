@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_int64
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from .interpreted_plan import PlanOfProblem
 from .policies import in_backward, in_context
 from .step import Step
 from .turns import Turn
-from .workspace import PER_THREAD, allocator, workspace
+from .workspace import PER_THREAD, workspace
 
 MAX_PLANS = 4096
 _COMMON: dict[Request, object] = {PRODUCT: None, SUM: True}  # what stands for them in keys
@@ -319,3 +320,11 @@ def _new_plan(problem: GemmProblem, device: torch.device, invariant: bool | None
             return plan
         selection = remembered(problem.to_choose_for(), info)  # the driver refused the kit
     return GemmPlan(problem, selection, device, FirstCalls(info) if background.enabled() else None)
+
+
+def allocator(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """`torch.empty_strided` of these, which releases the GIL. Inductor's faster function does not: where memory has to
+    be freed first it waits for CUDA, whose host functions may wait for the GIL."""
+    return partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)

@@ -14,8 +14,7 @@ graphs return: it is overwritten. There each launch has memory for itself.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from itertools import count
 
 import torch
@@ -89,11 +88,3 @@ def _thread() -> int:
     if found is None:
         found = _of_thread.number = next(_threads)
     return found
-
-
-def allocator(
-    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> Callable[[], torch.Tensor]:
-    """`torch.empty_strided` of these, which releases the GIL. Inductor's faster function does not: where memory has to
-    be freed first it waits for CUDA, whose host functions may wait for the GIL."""
-    return partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device)

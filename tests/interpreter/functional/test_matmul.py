@@ -269,7 +269,7 @@ def test_a_mistake_raises_what_torch_raises(a: torch.Tensor, b: torch.Tensor, ou
 def test_both_shapes_are_in_the_text() -> None:
     for a, b in ((ones(2, 3), ones(4, 5)), (ones(3), ones(4, 5)), (ones(), ones(4, 5))):
         text = words(lambda a=a, b=b: triton_gemm.mm(a, b))[1]
-        assert f"float32{list(a.shape)}, float32[4, 5]" in text
+        assert f"input float32{list(a.shape)}, mat2 float32[4, 5]" in text
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.complex64, torch.bool, torch.float8_e4m3fn])

@@ -352,7 +352,7 @@ def test_first_calls_by_torch_are_refused_under_batch_invariance() -> None:
 
 
 def test_first_calls_by_torch_need_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(left_to_torch, "INTERPRETED", False)
+    monkeypatch.setattr(routing, "INTERPRETED", False)
     monkeypatch.setattr(background, "enabled", lambda: False)
     with pytest.raises(ValueError, match="TRITON_GEMM_BACKGROUND=0"):
         triton_gemm.enable(first_calls="torch")

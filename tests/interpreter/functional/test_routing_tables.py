@@ -29,7 +29,7 @@ from triton_gemm.selection.select import select
 def test_what_records_show_slower_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches of fp32, in IEEE arithmetic alone, and no single matrix. But not where it is named, a predicate
     decides, rows must not matter, or a table has the product."""
-    replace_all(monkeypatch, routing, device_info=lambda _: named_device("h200"), SMALL=8)
+    replace_all(monkeypatch, left_to_torch, device_info=lambda _: named_device("h200"), SMALL=8)
 
     def of(*shape: int, precision: str = "ieee", **rule: Any) -> str:
         x = draw(*shape)

@@ -161,9 +161,9 @@ def test_where_nothing_is_launched_there_is_nothing_to_explain(question: Call) -
 
 
 MISTAKES: dict[str, tuple[Call, type[Exception], str]] = {
-    "nothing": (lambda: explain(), TypeError, "two tensors, or M, N, K and dtype"),
-    "half of it": (lambda: explain(M=3, N=4, K=5), TypeError, "two tensors, or M, N, K and dtype"),
-    "both": (lambda: explain(A, B, M=40), TypeError, "two tensors, or M, N, K and dtype"),
+    "nothing": (lambda: explain(), TypeError, "two tensors, input and other, or M, N, K and dtype"),
+    "half of it": (lambda: explain(M=3, N=4, K=5), TypeError, "two tensors, input and other, or M, N, K and dtype"),
+    "both": (lambda: explain(A, B, M=40), TypeError, "two tensors, input and other, or M, N, K and dtype"),
     "one tensor": (lambda: explain(A), TypeError, "argument 'other' .* must be Tensor, not NoneType"),
     "shapes": (lambda: explain(A, A), RuntimeError, "shapes cannot be multiplied"),
     "dtype": (lambda: explain(**SIZES | {"dtype": torch.int64}), NotImplementedError, "int64"),
