@@ -40,7 +40,8 @@ def _modules(names: str) -> tuple[str, ...]:
 # what chooses among them, what they are compiled and launched by, and the models of GPUs. Where the host's time counts,
 # or calls are checked, also what passes calls on. Never what measures.
 _COMPILED = _modules("arithmetic config problem compat/building compat/compiler compat/gluon compat/language")
-_LADDER = ("triton_gemm/ladder/k*.py", "reference_cuda/*", *_COMPILED, *_modules("ladder/rung device driver"))
+_RUNGS = "ladder/rung ladder/record ladder/launch_checks device driver"
+_LADDER = ("triton_gemm/ladder/k*.py", "reference_cuda/*", *_COMPILED, *_modules(_RUNGS))
 _GEMM = (
     "triton_gemm/kernels/**/*.py",
     "triton_gemm/**/device_models.json",

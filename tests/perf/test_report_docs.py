@@ -155,14 +155,20 @@ def test_the_first_figures_are_faster_even_or_slower_as_they_are_measured() -> N
         made_up_sweep("fp8", {keys("fp8", 1)[0]: 0.953}),
     ]
     cases = {"llama-1b, first minute": {"ratio": {"median": 0.8}}, "llama-1b, forward": {"ratio": {"median": 1.0}}}
+    cases |= {f"{i}, training step": {"ratio": {"median": ratio}} for i, ratio in enumerate((0.8, 1.0, 1.0, 1.0, 1.25))}
     cases["mixtral-8x7b, first minute"] = {"failed": "no memory"}  # type: ignore[dict-item]
+    ratios = "inference 1.00, 1.00 at worst; training 1.00, 0.80 at worst"
     models = [{"environment": {**SURROUNDINGS, "triton": triton}, "cases": cases} for triton in ("3.9.0", "3.6.0")]
     assert block("glance", Results([], sweeps, {"models": models})).splitlines()[5:-1] == [
         "| faster | none | int8 linear layers 2.00, up to 64 rows 1.25 |",
         "| even, to 5 % | medium sizes 1.00 | fp8 0.95 |",
         "| slower | none | fp64 0.95 |",
         "",
-        "Tokens in the first minute of a process, Triton 3.6.0, ours over torch's: llama-1b 0.80.",
+        *(
+            f"- Whole models, torch's time over ours (Made-up GPU, Triton {triton}): {ratios}."
+            for triton in ("3.9.0", "3.6.0")
+        ),
+        "- Tokens in the first minute of a process, ours over torch's (Triton 3.6.0): llama-1b 0.80.",
     ]
     assert summary.GLANCE.keys() <= summary.SUITES.keys()
     assert len((pages.ROOT / "README.md").read_text().splitlines()) <= 130

@@ -27,7 +27,7 @@ from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.select import select
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.shapes import spaced
-from triton_gemm.tables import SHIPPED
+from triton_gemm.tables.queries import SHIPPED
 from triton_gemm.tables.records import named
 from triton_gemm.tables.weights import weight_of
 from triton_gemm.tuning.candidates import candidates

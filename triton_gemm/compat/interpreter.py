@@ -21,8 +21,8 @@ def watching(seen: Callable[[str, tuple[int, int, int], Any, Any, bool], None]) 
     the kernel. Programs run in the order in which a GPU starts them, along a grid's first axis first.
 
     seen(kind, program, addresses, mask, other): kind is "load", "store", "atomic" or "dot"; addresses in bytes and mask
-    are NumPy arrays of the block's shape, and None of a dot; other says whether masked lanes were given a value, and of
-    a dot whether a GPU rounds its fp32 operands, to TF32 as by default.
+    are NumPy arrays of the block's shape, and None of a dot. other says whether masked lanes were given a value; of a
+    dot, whether a GPU rounds its fp32 operands to TF32, as is the default.
     """
     from triton.runtime.interpreter import InterpreterBuilder
 

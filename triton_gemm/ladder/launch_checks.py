@@ -68,7 +68,7 @@ def check(
     outside its operands, or fail later in other words.
 
     Wanted are strided a [M, K] and b [K, N] of one of the rung's `dtypes` and c [M, N] of one of its `out_dtypes`, not
-    in their memory, all on the current CUDA device; on the CPU in Triton's interpreter only. Tensors on `meta`, whose
+    in their memory. All are on the current CUDA device, or in Triton's interpreter on the CPU. Tensors on `meta`, whose
     GPU is not known, pass for `aot.capture`. A config must be one that the rung's kernel has and that the GPU can run.
     So must each of `configs`, but that of several those that the GPU cannot run are left out when they are tuned. What
     would spill counts as such.
