@@ -164,6 +164,7 @@ def try_it(operation: Operation, aspect: str) -> None:
                 c = ours(*operands)
             assert c.dtype == torch.bfloat16
         elif aspect == "through `use()`":
+            assert operation.torchs is not None, "torch has no such function"
             triton_gemm.report_routing(reset=True)
             with triton_gemm.use():
                 assert_right(operation, operation.torchs(*operands), operands)
