@@ -17,7 +17,7 @@ import torch
 from perf import battery
 from perf.accuracy import tables as accuracy_tables
 from perf.measure import environment
-from tests.support.processes import python
+from tests.support.processes import python, soon
 from tests.support.report_records import SURROUNDINGS
 
 ROOT = Path(__file__).parents[2]
@@ -139,8 +139,9 @@ def test_what_does_not_end_in_time_is_ended_with_its_children(made_up: Path) -> 
     found = rows(out)
     (waits,), (late,) = found["concurrency"]["failures"], found["memcheck"]["failures"]
     assert "test_that_waits_for_ever" in waits and "no time was left" in late
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert "sleep 612.5" not in running
+    assert soon(
+        lambda: "sleep 612.5" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    )
 
 
 # --- The table ---

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -38,3 +40,11 @@ def started(code: str, *arguments: object, **variables: str | None) -> subproces
     """Starts a process that runs this code."""
     command, pipe = [sys.executable, "-c", code, *map(str, arguments)], subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=environment(**variables), stdout=pipe, stderr=pipe, text=True)
+
+
+def soon(happens: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether something happens within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not happens() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return happens()
