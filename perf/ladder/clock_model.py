@@ -5,10 +5,10 @@ L2, and its warps read their fragments from shared memory. Each path has a width
 (`perf.measure.roofline`); the slowest of units, issue slots, shared memory and L2 is the ceiling. Latency, occupancy,
 waves and the clock under load are left out.
 
-Shared memory of fp32 is a rule: the words of each thread are read by themselves. Lanes that read the same 16 bytes
-share them, so the counters are below the rule (`perf.pages.limits.words`), and a kernel may be faster. Counting shared
-words once makes all of k03's and k04's tiles 1.4 to 2 times as fast as measured, since the model has no conflicts and
-no barriers: the rule stands for these.
+Shared memory of fp32 has no broadcasts: the words of each thread count by themselves. A GPU broadcasts the same 16
+bytes to several lanes of a warp, so the counters are lower (`perf.pages.limits.words`), and a kernel may be faster.
+With broadcasts all of k03's and k04's tiles would be 1.4 to 2 times as fast as measured: the model has no conflicts and
+no barriers, and what it reads too much stands for these.
 
 `clocks` adds latency, occupancy and waves, and says which of a rung's configurations should win. The clock under load,
 DRAM, the order of the tiles (GROUP_M) and loads of single elements are still left out.
@@ -44,7 +44,7 @@ class Ceiling:
 
 
 def ceiling(config: GemmConfig, mode: str, itemsize: int, capability: Capability) -> Ceiling:
-    """What `config` can reach in a precision class, with shared memory by rule."""
+    """What `config` can reach in a precision class, with shared memory without broadcasts."""
     gpu = roofline.TYPICAL[capability]
     found = limits(config, mode, itemsize, capability, sustained=True)
     limit = min(found, key=lambda name: found[name])
@@ -56,8 +56,8 @@ def limits(
     config: GemmConfig, mode: str, itemsize: int, capability: Capability, *, sustained: bool = False
 ) -> dict[str, float]:
     """FLOP a clock and SM that the units and each path of operands allow; sustained: with an SM's share of L2 where
-    all read at once, and shared memory that is also written, and by rule serves each thread by itself. In truth it
-    serves at once at least two lanes whose 16 bytes are the same."""
+    all read at once, and shared memory that is also written, and serves each thread by itself. In truth it
+    broadcasts the same 16 bytes to at least two lanes at once."""
     peak = roofline.flop_per_clock(roofline.TYPICAL[capability], mode)
     if config.BLOCK_M is None or config.BLOCK_N is None:
         return {"units": peak, "L1": 2 * 32 / strip_wavefronts(config)}

@@ -323,7 +323,7 @@ def explored() -> Explored:
     found.add("rung", ["kernel"], lambda kernel: int(kernel in RUNGS))
     found.axes["itemsize"] = [1, 2, 4]
     found.add("itemsize", ["kernel"], lambda kernel: problem_of(kernel, square)[0].dtype.itemsize)
-    found.add("by_rule", ["kernel"], lambda kernel: int(kernel in RUNGS and precisions[kernel] == "ieee"))
+    found.add("no_broadcast", ["kernel"], lambda kernel: int(kernel in RUNGS and precisions[kernel] == "ieee"))
     found.add("flop", ["shape"], lambda shape: 2 * shape[0] * shape[1] * shape[2])
     found.add("first", ["kernel"], first)
     found.add_texts("illegal", CHOSEN, illegal)

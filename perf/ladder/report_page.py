@@ -198,8 +198,8 @@ def _cpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
             "The ceiling in the tables is arithmetic (`perf/ladder/clock_model.py`): the slowest of the units, issue "
             "slots, shared memory and L2, by what a tile asks of each for its FLOP, on a typical GPU of the "
             "architecture at the clock of its data sheet's peak. Latency, waves of tiles and power are left out. In "
-            "fp32 each thread's words of shared memory are read by themselves, by rule. Lanes share some, so a kernel "
-            "may be faster (page 0 of the ladder)."
+            "fp32 each thread's words of shared memory count by themselves, without broadcasts within a warp, so a "
+            "kernel may be faster (page 0 of the ladder)."
         )
     yield "## Tables"
     if record.interpreter:

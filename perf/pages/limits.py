@@ -79,17 +79,19 @@ def occupancy(results: Results, folder: Path) -> str:
 
 
 def words(results: Results, folder: Path) -> str:
-    """Shared memory of the rungs on fp32 units: by the words that threads read, and as the hardware counted it."""
+    """Shared memory of the rungs on fp32 units: by the words that threads read, without broadcasts, and as counted."""
     record = next(record for record in results.records if record.counted)
     found = {one.rung.id: one.product for one in counted.counted(record)}
     rows: list[list[formats.Cell]] = []
     for name in ON_FFMAS:
         thread, fma = traces.results_of(name), found[name]["FMA pipe"]
-        by_rule = fma * FFMAS_PER_CLOCK / thread.count * thread.words / BANKS
-        shown = [f"{share:.0f} %" for share in (fma, by_rule, found[name]["L1 and shared memory"])]
+        alone = fma * FFMAS_PER_CLOCK / thread.count * thread.words / BANKS
+        shown = [f"{share:.0f} %" for share in (fma, alone, found[name]["L1 and shared memory"])]
         rows.append([name, f"{thread.words} for {thread.count}", *shown])
     gpu = environment.short(record.environment["gpu"])
-    return formats.table(["rung", "words for FMAs", f"FMA pipe, {gpu}", "reads, by rule", "wavefronts, counted"], rows)
+    return formats.table(
+        ["rung", "words for FMAs", f"FMA pipe, {gpu}", "reads, no broadcast", "wavefronts, counted"], rows
+    )
 
 
 BLOCKS = {"peaks": peaks, "bounds": bounds, "words": words, "occupancy": occupancy}

@@ -258,8 +258,8 @@ def test_a_browser_shows_what_python_looks_up(found: explorer.Explored, tmp_path
     assert "trust the order, not the times" in verdict(text)
     for figure in ("registers", "programs", "patch", "bytes_per_flop"):
         assert f"<td>{found.at(figure, **where)}</td>" in text
-    by_rule = opened(page, tmp_path, "#k06-64x64x16-4-3-8-h200-4096x4096x4096")
-    assert "above the rule of shared memory" in verdict(by_rule) and "shared memory, by rule" in by_rule
+    above = opened(page, tmp_path, "#k06-64x64x16-4-3-8-h200-4096x4096x4096")
+    assert "above the ceiling of shared memory" in verdict(above) and "shared memory, no broadcast" in above
     spills = opened(page, tmp_path, "#k06-128x128x16-4-3-8-h200-4096x4096x4096")
     assert verdict(spills).startswith("would spill: 128 accumulators are") and "cannot run" not in verdict(spills)
     by_power = opened(page, tmp_path, "#k08-128x256x64-8-3-8-h200-4096x4096x4096")
