@@ -375,6 +375,12 @@ def test_an_entry_says_which_choice_of_the_models_was_timed(folder: Path) -> Non
     assert records.read_entry(older) == replace(entry, default="")
 
 
+def test_a_kernels_name_is_the_same_from_a_kit_and_compiled() -> None:
+    choice = select(problem_of(), HOPPER)
+    used = replace(choice, kit=True, device="a GPU", policy="model", bits="of a class", source="user's table")
+    assert records.named(used) == records.named(choice)
+
+
 def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     for write in (files.write, files.write_for_user):
         with pytest.raises(FileNotFoundError) as caught:

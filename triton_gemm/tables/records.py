@@ -11,7 +11,7 @@ import math
 import sys
 import types
 import typing
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, get_args, get_origin
@@ -117,8 +117,8 @@ def torchs_versions() -> str:
 
 
 def named(selection: Selection) -> str:
-    """A selection in words that are the same whatever chose it and why."""
-    return str(replace(selection, reason="")).rstrip(": ")[:LONGEST]
+    """A selection in words that are the same whatever chose it, why, and where its machine code is from."""
+    return str(Selection(selection.algorithm, "", selection.precision)).rstrip(": ")[:LONGEST]
 
 
 def text_of(value: object) -> str:
