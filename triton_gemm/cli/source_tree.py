@@ -1,5 +1,5 @@
-"""Commands that are passed on with all of their words, in a process that replaces this one, so that exit codes,
-signals and output are theirs: `ladder`, and in a clone of the repository `bench`, which a wheel does not hold."""
+"""Commands that are passed on with all of their words, in a process that replaces this one. So exit codes, signals and
+output are theirs. They are `ladder`, and in a clone of the repository `bench`, which a wheel does not hold."""
 
 from __future__ import annotations
 

@@ -335,9 +335,9 @@ def linear(
         A tensor [.., N].
 
     Raises:
-        RuntimeError, TypeError, NotImplementedError, ValueError: As `matmul`; also RuntimeError for a residual or a
-            gate that does not fit, NotImplementedError for int8 with anything but a weight, ValueError for an unknown
-            activation, or for a gate without its activation and the reverse.
+        RuntimeError, TypeError, NotImplementedError, ValueError: As `matmul`. Also RuntimeError for a residual or a
+            gate that does not fit, and NotImplementedError for int8 with anything but a weight. ValueError for an
+            unknown activation, or for a gate without its activation and the reverse.
     """
     request = SUM
     if not (activation is None and precision is None and batch_invariant is None):

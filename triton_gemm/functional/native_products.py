@@ -56,7 +56,7 @@ class NativeProducts:
 
         Args:
             python: For an operator what gives the result of a call that is not in the table, or None where it is
-                torch's; None: all these are torch's, and if the table has none, C++ counts them by the first of
+                torch's. None: all these are torch's, and if the table has none, C++ counts them by the first of
                 `products`. Operators that are missing are not registered. By default all, with None.
         """
         if extension is None:

@@ -284,9 +284,9 @@ def _likeness(x: torch.Tensor) -> tuple[torch.Size, bool]:
 def _summed(
     x: torch.Tensor, y: torch.Tensor, like: tuple[torch.Size, bool], over: Sequence[int], product: Request
 ) -> torch.Tensor:
-    """`product` x^T y of x [.., R, I] and y [.., R, J] as the gradient of an operand [.., I, J] like `like`: summed
-    over the dimensions of the batch in which that was broadcast, by joining them with R; and with its strides, so that
-    it is not copied when gradients are accumulated. over: the batch's sizes and R."""
+    """`product` x^T y of x [.., R, I] and y [.., R, J] as the gradient of an operand [.., I, J] like `like`. It is
+    summed over the dimensions of the batch in which that was broadcast, by joining them with R. It has that operand's
+    strides, so that it is not copied when gradients are accumulated. over: the batch's sizes and R."""
     shape, column_major = like
     if column_major:
         transposed = torch.Size((*shape[:-2], shape[-1], shape[-2]))
@@ -308,7 +308,7 @@ def _summed(
 def _through_addition(grad: torch.Tensor, beta: float, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """The gradient of an `input` of that shape and dtype, beta of which was added to what grad [.., N] is of.
 
-    Of a bias it is a sum down columns, which is a product with a row of ones: in 16 bits that was 1.5 to 2.1 times as
+    Of a bias it is a sum down columns, which is a product with a row of ones. In 16 bits that was 1.5 to 2.1 times as
     fast as torch's sum on an H100, for 2048 to 8192 rows of 1024 to 4096. Compilers fuse the sum with what comes before
     it.
     """

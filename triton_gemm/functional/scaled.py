@@ -44,10 +44,10 @@ def scaled_matmul(
         a: [M, K] on a GPU: float8_e4m3fn, float8_e5m2 (compute capability 8.9 or newer) or int8, of any strides and
             size.
         b: [K, N], of the same dtype.
-        scale_a, scale_b: fp32 tensors in one of three forms. One number each; [M, 1] and [1, N], one for each row of a
-            and each column of b; or, for fp8 only, [M, K / 128] and [K / 128, N / 128], rounded up, one for each 1 x
-            128 of a and each 128 x 128 of b. The product of one of a and one of b should be a normal fp32 number: below
-            1.2e-38 it loses digits, and above 3.4e38 the result is infinite or NaN.
+        scale_a, scale_b: fp32 tensors in one of three forms: one number each; [M, 1] and [1, N], one for each row of a
+            and each column of b; or blocks, for fp8 only. Those are [M, K / 128] and [K / 128, N / 128], rounded up,
+            one for each 1 x 128 of a and each 128 x 128 of b. The product of one of a and one of b should be a normal
+            fp32 number: below 1.2e-38 it loses digits, and above 3.4e38 the result is infinite or NaN.
         bias: [N], bf16, fp16 or fp32. It is added after the scales, before the one rounding to out_dtype.
         out_dtype: torch.bfloat16, torch.float16 or torch.float32.
         use_fast_accum: Accumulates fp8 in the tensor cores alone, which keep 14 bits of a sum: faster. By default sums

@@ -40,7 +40,7 @@ class Kernel(Protocol):
     CONFIGS: Any  # all that it is tested in
 
     def candidates(self, problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
-        """The ways to compute `problem` that are worth comparing, none where there is no point in asking `illegal`."""
+        """The candidates for `problem` that are worth comparing, none where there is no point in asking `illegal`."""
 
     def illegal(self, problem: GemmProblem, device: DeviceInfo, config: Any, work: Any, /) -> str | None:
         """Why `device` cannot run `problem`, as it lies in memory, in this configuration; None if it can."""

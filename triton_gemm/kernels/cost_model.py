@@ -12,7 +12,7 @@ from ..hardware.gpus import bandwidth, rate
 from ..problem import GemmProblem, Layout, both_products
 
 SECTOR = 32  # bytes
-ROUNDING = 1 + 1e-9  # more than what two ways to compute a time differ by
+ROUNDING = 1 + 1e-9  # more than what two computations of one time differ by
 
 
 class Remembered:
@@ -42,8 +42,8 @@ def on_busiest_sm(
 ) -> float:
     """Time of the SM with the most programs, of which it runs `at_once`; together(n): what n take on an SM.
 
-    piled: of the programs that an SM still has room for, how many come to it though others have none: while the grid
-    before runs out, programs go to where there is room first.
+    piled: of the programs that an SM still has room for, how many come to it though others have none. While the grid
+    before runs out, programs start where there is room first.
     """
     full, rest = _waves(programs, num_sms, at_once, piled)
     return full * together(at_once) + (together(rest) if rest else 0.0)
@@ -99,8 +99,8 @@ class Lines(Protocol):
 
 
 def lines_of(layout: Layout, itemsize: int, costs: Lines) -> float:
-    """Lines of 128 bytes that 128 bytes of a row count for: they touch two where rows begin inside of lines, and five
-    of their sectors instead of four where they begin inside of sectors."""
+    """Lines of 128 bytes that 128 bytes of a row count for. They touch two lines where rows begin inside of lines. They
+    touch five sectors instead of four where rows begin inside of sectors."""
     bytes_apart = pitch(layout, itemsize)
     return 1.0 if bytes_apart % 128 == 0 else costs.inside_line if bytes_apart % SECTOR == 0 else costs.inside_sector
 

@@ -33,8 +33,8 @@ def activate(x, ACTIVATION: tl.constexpr):
 def upper_tail(z):
     """Phi(-z) = erfc(z / sqrt 2) / 2 for z >= 0, to a relative 1e-6 up to z = 3, 2e-6 up to 6, 1.3e-5 up to 13.
 
-    erfc by W. H. Press et al., Numerical Recipes, 6.2 (`erfcc`), with 1 / sqrt 2, log2 e and the half in its constants:
-    two thirds of the instructions of a division and an exponential that care for all of fp32.
+    erfc by W. H. Press et al., Numerical Recipes, 6.2 (`erfcc`), with 1 / sqrt 2, log2 e and the half in its constants.
+    It takes two thirds of the instructions of a division and an exponential that handle all of fp32.
     """
     t = reciprocal(1.0 + 0.35355339059327373 * z)
     p = -1.1861149 + t * 0.2465173
@@ -94,8 +94,8 @@ def before_activation(acc, alpha, beta, c, bias, HAS_BETA: tl.constexpr, HAS_BIA
     """alpha acc + beta c + bias in acc's dtype; c and bias, already broadcast against acc, are read only where HAS_BETA
     and HAS_BIAS say so. Where HAS_BETA is 2 beta c comes later. Integers are what they are: acc alone.
 
-    beta c is rounded by itself, as CUTLASS does it. Left to the compiler, which fuses either product with the addition,
-    that was alpha acc in some kernels, so that equal sums became elements of C that differ in a bit."""
+    beta c is rounded by itself, as CUTLASS does it. The compiler, if left to itself, fuses either product with the
+    addition. In some kernels that was alpha acc, so that equal sums became elements of C that differ in a bit."""
     if acc.dtype == tl.int32:
         return acc
     elif HAS_BETA == 1:

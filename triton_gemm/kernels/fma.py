@@ -1,8 +1,8 @@
 """IEEE fp32 on CUDA cores: outer products out of shared memory, of operands that lie across K.
 
-Tensor cores have no IEEE fp32. What counts is that an SM issues an FFMA in every clock. A thread owns 8 x 8 elements
-of C: in each step along K it reads 8 elements of A and 8 of B from shared memory, 16 bytes at a time, and spends 64
-FFMAs on them. Within 128 registers 16 warps are on an SM, which hide one another's latencies.
+Tensor cores have no IEEE fp32. What counts is that an SM issues an FFMA in every clock. A thread owns 8 x 8 elements of
+C. In each step along K it reads 8 elements of A and 8 of B from shared memory, 16 bytes at a time, and issues 64 FFMAs
+on them. Within 128 registers 16 warps are on an SM, which hide one another's latencies.
 
 An FFMA reads three registers from two banks. Taken in serpentine order, one row of the thread's elements forwards and
 the next backwards, each shares an operand with the FFMA before it, which the reuse cache holds. The two others then
@@ -110,7 +110,7 @@ def times(alpha, acc):
 @gluon.jit
 def places(x, extent, stride, BLOCK_K: gl.constexpr, BLOCK_X: gl.constexpr):
     """(offsets, rows, inside) of a tile [BLOCK_K, BLOCK_X] whose columns begin at x: inside says which columns are in
-    the matrix, by whole vectors. What a row's last vector has beyond it goes into columns that nobody stores."""
+    the matrix, by whole vectors. What a row's last vector has beyond it goes into columns that are not stored."""
     layout: gl.constexpr = copy_layout(BLOCK_X, gl.num_warps())
     rows = gl.arange(0, BLOCK_K, gl.SliceLayout(1, layout))
     columns = x + gl.arange(0, BLOCK_X, gl.SliceLayout(0, layout))
@@ -195,8 +195,9 @@ def sums_pointers(sums_ptr, block, rows, columns, BLOCK_M: gl.constexpr, BLOCK_N
 def finish_square(
     sums, square, sums_ptr, tile, part, last, m, n, out, epi, SPLIT_K: gl.constexpr, IN_TURN: gl.constexpr
 ):  # fmt: skip
-    """Adds other programs' sums to one square of every thread, 0 to 3 for upper left, upper right, lower left and lower
-    right, and stores it: in C, or until the last program's turn where it waits. out, epi: as for `store_tile`."""
+    """Adds other programs' sums to one square of every thread, and stores it. square: 0 to 3 for upper left, upper
+    right, lower left and lower right. The square is stored in C, or in memory for partial sums until the last program's
+    turn. out, epi: as for `store_tile`."""
     i = square // 2
     j = square % 2
     BLOCK_M: gl.constexpr = 2 * sums.shape[0]

@@ -1,17 +1,17 @@
 """Products with few rows: the weights B are read once, at the speed of memory.
 
-With M rows every element of B takes part in M FMAs: for M <= 4 far fewer than an SM does while the element arrives, so
-tensor cores would idle, and only bytes in flight count. A program owns BLOCK_N columns of C and a range of K. Its
-threads read B 16 bytes at a time along whichever stride is 1, and each sums in fp32 what falls to it, without talking
-to others; one reduction across threads ends the program. Sums are short chains under a tree, so their error grows far
-slower than that of one chain.
+With M rows every element of B takes part in M FMAs. For M <= 4 these are far fewer than an SM does while the element
+arrives. So tensor cores would idle, and only bytes in flight count. A program owns BLOCK_N columns of C and a range of
+K. Its threads read B 16 bytes at a time along whichever stride is 1. Each thread sums its share in fp32 without
+communication; one reduction across threads ends the program. Sums are short chains under a tree, so their error grows
+far slower than that of one chain.
 
-Where columns are too few to occupy the GPU, K is split (`splitk`). B is marked to leave the caches first: nobody
-reads it twice.
+Where columns are too few to occupy the GPU, K is split (`splitk`). B is marked to leave the caches first, because it is
+read only once.
 
 Sources: Little's law gives an H100 some 20 KiB in flight on each SM (3.35 TB/s, 132 SMs, 700 ns). Half as much again is
-asked for, because programs wait for all loads of a step before they ask for the next (Volkov, "Better performance at
-lower occupancy", GTC 2010, on few threads with many loads each). Tiles and limits are from a sweep on an H100.
+requested, because programs wait for all loads of a step before they issue the next. (Volkov, "Better performance at
+lower occupancy", GTC 2010, is about few threads with many loads each.) Tiles and limits are from a sweep on an H100.
 """
 
 from __future__ import annotations

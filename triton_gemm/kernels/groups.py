@@ -1,8 +1,8 @@
 """Tiles of groups whose sizes only the GPU knows: a list of them, written before the product by one program a group.
 
-The host knows how many rows there are and how many groups, so how many tiles there can be at most: each group adds at
-most one that is not full. The list says how many there are, and of each which group it is of, where it begins, and
-where the group's rows end. So the product's kernels find a tile by one read, whatever the number of groups.
+The host knows how many rows there are and how many groups. So it knows how many tiles there can be at most: each group
+adds at most one that is not full. The list says how many there are, and of each which group it is of, where it begins,
+and where the group's rows end. So the product's kernels find a tile by one read, whatever the number of groups.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def warps_along_m(block_m, block_n, num_warps):
 
 @constexpr_function
 def sums_layout(block_m, block_n, num_warps):
-    """How lanes hold a tile's sums [block_m / 8, 8, block_n / 8, 4, 2]: a register's number has first the column of
+    """How lanes hold a tile's sums [block_m / 8, 8, block_n / 8, 4, 2]. A register's number has first the column of
     two, then a warp's rows by 8, then its columns by 8."""
     along_m = warps_along_m(block_m, block_n, num_warps)
     rows, columns = block_m // 8 // along_m, block_n // 8 * along_m // num_warps
@@ -99,7 +99,7 @@ def shared_layout(along_k, block_k):
 
 @constexpr_function
 def mma_asm(block_m, block_n, num_warps):
-    """PTX of a warp's products of 4 along K. $0 and on are new sums, in the order of `sums_layout`; then come, for each
+    """PTX of a warp's products of 4 along K. $0 and on are new sums, in the order of `sums_layout`. Then come, for each
     sum, what is broadcast to it of A, and of B, and the old sum. Every other column of instructions goes upwards, so
     that an instruction shares an operand with the one before."""
     along_m = warps_along_m(block_m, block_n, num_warps)
@@ -199,7 +199,7 @@ def mma_fp64_kernel(
 ):  # fmt: skip
     """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
 
-    A_UNIT, B_UNIT: the dimension of A, and of B's transpose, with stride 1, 0 or 1, or None; C_UNIT: likewise of C;
+    A_UNIT, B_UNIT: the dimension of A, and of B's transpose, that has stride 1: 0, 1 or None. C_UNIT: likewise of C.
     X_VECTOR: elements that may be moved at once along it.
     """
     # Locate the tile

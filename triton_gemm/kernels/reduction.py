@@ -1,9 +1,10 @@
 """The second launch of a product whose K is split: adds up the partial sums that the first left in memory, and has the
 epilogue (CUTLASS's parallel split-K; cuBLAS's `splitKreduce`).
 
-A few tiles in many parts, as of a long K, are slow to add up by the program that owns a tile: it alone reads what all
-others stored, as fast as one SM does. Here all SMs add. That costs a launch, whose start programmatic launches hide
-under the end of the one before, and a store of each tile's first part, which an owner keeps in registers.
+Where a few tiles have many parts, as with a long K, adding them up is slow for the program that owns a tile. It alone
+reads what all others stored, as fast as one SM does. Here all SMs add. That costs a launch, whose start programmatic
+launches hide under the end of the one before. It also costs a store of each tile's first part, which an owner keeps in
+registers.
 
 Parts are added from the lowest k to the highest, as an owner adds them, so that both give the same bits.
 """
@@ -100,7 +101,7 @@ def reduction_kernel(
 
 
 def parts_of(problem: GemmProblem) -> GemmProblem:
-    """The first launch's problem: its C are fp32 sums, a matrix for each part and product of a batch, whose rows, or
+    """The first launch's problem. Its C are fp32 sums, a matrix for each part and product of a batch. Their rows, or
     columns where C is column-major, begin on 16 bytes. Scales of blocks are of the sums, all else comes later."""
     M, N = problem.M, problem.N
     if problem.c.column_major:

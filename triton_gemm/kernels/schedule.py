@@ -1,14 +1,14 @@
 """Which tiles, and which part of K, each program of a persistent grid computes.
 
 Work is a list of items, of which a program takes every NUM_PROGRAMS-th. First come `split` tiles cut along K into
-`parts` parts, as equal as k-tiles, or units of some, allow, then all others, whole. Parts of the same k-range follow
-one another, so that programs that run at the same time read the same k-tiles of A and B, out of L2; stream-K (Osama et
-al., PPoPP 2023), which cuts all tiles into one equal run for each program, gives that up and was up to twice as slow
-here.
+`parts` parts, as equal as k-tiles, or units of some, allow. Then come all others, whole. Parts of the same k-range
+follow one another. So programs that run at the same time read the same k-tiles of A and B, out of L2. Stream-K (Osama
+et al., PPoPP 2023) cuts all tiles into one equal run for each program. It gives this sharing up, and was up to twice as
+slow here.
 
-The part that begins at k = 0 comes last, and owns the tile: who computes it waits for the others. There are no more
-parts than programs, so an owner waits for programs before it, which wait for nobody. Programs start in order: even
-where only a few fit, beside another grid that waits likewise, those an owner waits for have started before it.
+The part that begins at k = 0 comes last, and owns the tile: its program waits for the others. There are no more parts
+than programs, so an owner waits for programs before it, which wait for none. Programs start in order: even where only a
+few fit, beside another grid that waits likewise, those an owner waits for have started before it.
 
 Where programs are CTAs of clusters, a cluster stands for a program here, and its CTAs' tiles together for a tile.
 """
@@ -25,13 +25,13 @@ import triton.language as tl
 class Schedule:
     """How tiles are dealt out.
 
-    programs: the grid; split_tiles: how many are cut along K, so that programs share them, and split_k: into how many
-    parts each; group_m: rows of tiles that follow one another, for the sake of L2; reduction: whether a second launch
+    programs: the grid. split_tiles: how many tiles are cut along K, so that programs share them. split_k: into how many
+    parts each. group_m: rows of tiles that follow one another, for the sake of L2. reduction: whether a second launch
     adds the parts up, and no program waits (`reduction`). Then all tiles are cut. unit: k-tiles of which all parts but
     the last are multiples, so that tiles half as deep are cut at the same k.
 
-    Where split_tiles is 0 and split_k is not 1, no tile is shared, and programs sum the parts of each in turn: the bits
-    of all tiles cut into so many parts, without partial sums in memory, and without waiting.
+    Where split_tiles is 0 and split_k is not 1, no tile is shared, and programs sum the parts of each in turn. That
+    gives the bits of all tiles cut into so many parts, without partial sums in memory, and without waiting.
     """
 
     programs: int
@@ -56,8 +56,8 @@ class Schedule:
 
 def clusters_at_once(ctas: int, num_sms: int) -> int:
     """How many clusters of so many CTAs, each of which fills an SM, run at the same time. Clusters of 2 fill all pairs
-    of SMs. All CTAs of a larger one are in one GPC, whose SMs are no multiple of 4: of an H200's 132 SMs 120 are used,
-    by 30 clusters of 4 or 15 of 8 (measured), and of another number as large a part is assumed."""
+    of SMs. All CTAs of a larger one are in one GPC, whose SMs are no multiple of 4. Of an H200's 132 SMs 120 are used,
+    by 30 clusters of 4 or 15 of 8 (measured). Of another number of SMs as large a part is assumed."""
     return num_sms // ctas if ctas <= 2 else num_sms * 10 // 11 // ctas
 
 
@@ -91,8 +91,9 @@ def grouped_tile(tile_id, num_m, num_n, GROUP_M: tl.constexpr):
 
 @triton.jit
 def tile_coordinates(tile_id, num_m, group_m, per_group, per_batch):
-    """(batch, pid_m, pid_n) of a tile: batch after batch, and in each in groups of group_m of the num_m rows of tiles,
-    column after column, so that programs that run at the same time read the same operands out of L2.
+    """(batch, pid_m, pid_n) of a tile. The order is batch after batch, and in each batch by groups of group_m of the
+    num_m rows of tiles. A group's tiles go column after column, so that programs that run at the same time read the
+    same operands out of L2.
 
     per_group, per_batch: tiles of a whole group and of a matrix. A kernel short of registers has them as arguments, and
     reads them where it needs them: products of arguments would wait in registers through its main loop.

@@ -1,9 +1,9 @@
 """Products of up to 16 rows, or columns, whose operands lie along K: read at the speed of memory, multiplied by `mma`.
 
-A step takes each warp 128 elements along K, of all rows and columns of a tile; the warps of a program lie along K, and
-their sums are added once, at the end. So what a warp multiplies nobody else needs, and operands go from memory straight
-into the registers that `mma` reads. There is no shared memory and no barrier before the end, and the next step's loads
-are under way while this one is multiplied.
+A step takes each warp 128 elements along K, of all rows and columns of a tile. The warps of a program lie along K, and
+their sums are added once, at the end. So no other warp needs what a warp multiplies, and operands go from memory
+straight into the registers that `mma` reads. There is no shared memory and no barrier before the end, and the next
+step's loads are under way while this one is multiplied.
 
 `mma` wants of each thread pairs of neighbours along K, which would be loads of 4 bytes. But a sum does not care for the
 order of its terms. With a k_width of 8 a thread takes 8 neighbours, 16 bytes, and both operands agree on which four
@@ -63,9 +63,9 @@ def places(
     x_ptr, x, extent, stride, ROWS: gl.constexpr, SHARE: gl.constexpr, DIM: gl.constexpr, layout: gl.constexpr,
     STREAMED: gl.constexpr,
 ):  # fmt: skip
-    """(pointers, k, inside) of the first step of ROWS rows of X from x on, which lie along dimension DIM, warps along
-    the first, and K along the other: the place along K, and which rows are in the matrix. If STREAMED,
-    rows past the end are clamped to the last one instead of masked; their results are not stored."""
+    """(pointers, k, inside) of the first step of ROWS rows of X from x on. Rows lie along dimension DIM, warps along
+    the first, and K along the other. k: the place along K. inside: which rows are in the matrix. If STREAMED, rows past
+    the end are clamped to the last one instead of masked; their results are not stored."""
     rows = x + along(ROWS, DIM, layout)
     k = along(gl.num_warps(), 0, layout) * SHARE + along(SHARE, 3 - DIM, layout)
     inside = rows < extent
@@ -135,8 +135,8 @@ def skinny_kernel(
 ):
     """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
 
-    STREAMED: the operand that is read once, "a" or "b"; EVEN_K: whether BLOCK_K divides K; C_UNIT: the dimension of C
-    with stride 1, 0 or 1, or None; C_VECTOR: elements that may be moved at once along it.
+    STREAMED: the operand that is read once, "a" or "b". EVEN_K: whether BLOCK_K divides K. C_UNIT: the dimension of C
+    that has stride 1: 0, 1 or None. C_VECTOR: elements that may be moved at once along it.
     """
     SHARE: gl.constexpr = BLOCK_K // gl.num_warps()
     sums_layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [gl.num_warps(), 1, 1], [1, 16, 8])

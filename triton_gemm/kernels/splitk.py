@@ -1,8 +1,8 @@
-"""Sums that several programs share: who adds them up, in one launch, and always in the same order, so that the same
-bits come out of every run. Partial sums are of the sums' own dtype.
+"""Sums that several programs share, and which of the programs adds them up, in one launch. The order is always the
+same, so that the same bits come out of every run. Partial sums are of the sums' own dtype.
 
-Where a grid may be larger than the machine nobody may wait for a program that starts later: each stores its part and
-arrives at its tile's counter, and the last to arrive adds all parts, from the lowest k to the highest, whoever came
+Where a grid may be larger than the machine, no program may wait for one that starts later. Each stores its part and
+arrives at its tile's counter. The last to arrive adds all parts, from the lowest k to the highest, whichever part came
 last. Where tiles are so many that a tile's programs run one after the other anyway, each adds to what those before it
 left, and waits for its turn. In a persistent grid the program with a tile's first k-tiles waits for the others, and
 keeps its own part in registers (stream-K, Osama et al., PPoPP 2023).
@@ -29,7 +29,7 @@ def last_to_arrive(counter_ptr, arrivals):
 
 @triton.jit
 def arrive(counter_ptr):
-    """Counts this program: who waits for it sees what all of its threads stored before."""
+    """Counts this program: a program that waits for it sees what all of its threads stored before."""
     tl.debug_barrier()
     tl.atomic_add(counter_ptr, 1, sem="release", scope="gpu")
 

@@ -1,4 +1,4 @@
-"""Tiles of matrices in memory: their vectors and pointers, and the way of sums through the epilogue to C."""
+"""Tiles of matrices in memory: their vectors and pointers, and how sums go through the epilogue to C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ways to run the portable kernel are worth comparing, and how long they take."""
+"""Which candidates of the portable kernel are worth comparing, and how long they take."""
 
 from __future__ import annotations
 

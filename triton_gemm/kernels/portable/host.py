@@ -161,9 +161,9 @@ def illegal(problem: GemmProblem, device: DeviceInfo, config: Config, split_k: W
     """Why `device` cannot run `config` on `problem`, or None if it can.
 
     Within `TileConfig.illegal`'s limits ptxas still spills where a thread keeps too many addresses of vectors of A and
-    B in the main loop. It also spills where the epilogue keeps too much in addition to each accumulator: C's value, its
-    address unless it goes by 16 bytes, and the temporaries of activation, bias or partial sums. The limits were found
-    by compiling every configuration for every architecture.
+    B in the main loop. It also spills where the epilogue keeps too much in addition to each accumulator. That is C's
+    value, its address unless it goes by 16 bytes, and the temporaries of activation, bias or partial sums. The limits
+    were found by compiling every configuration for every architecture.
     """
     if device.capability < (8, 0):
         return f"needs compute capability 8.0 or newer, {device.name} has less"
@@ -343,14 +343,14 @@ def along_k(problem: GemmProblem) -> tuple[str, ...]:
 
 
 def promotes(problem: GemmProblem) -> bool:
-    """Whether k-tiles are summed apart and these sums added: those of planes and fp8, which tensor cores cut off below
-    the last bits of a sum, and those of int8 that may leave int32, where `mma` saturates."""
+    """Whether k-tiles are summed apart and these sums added. Planes and fp8 need it, because tensor cores cut them off
+    below the last bits of a sum. int8 needs it where sums may leave int32, because `mma` saturates."""
     return problem.arithmetic.promotes(problem.K)
 
 
 def order_of_sums(problem: GemmProblem, config: Config, split_k: Work = 1) -> str:
-    """A product of instructions after the other, in all tiles, and in parts one part after the other: the k-tiles of a
-    part are as many as in all others, but the last ones."""
+    """Products of instructions are added one after the other in all tiles, and in parts one part after the other. All
+    parts but the last ones have equally many k-tiles."""
     if problem.arithmetic.exact:
         return exactly(problem, "portable")
     how = {"fma": "FMAs, portable", "dmma": "portable"}.get(problem.arithmetic.instruction) or by_tensor_cores(

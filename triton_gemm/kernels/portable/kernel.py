@@ -1,12 +1,13 @@
 """Portable: plain pointers and `tl.dot`, for every architecture from sm_80 on, every stride and every alignment.
 
-It multiplies what TMA cannot read and where there is none, and what is too small for a persistent kernel to pay, in
-every precision: by tensor cores where the architecture has them for it, else by FMAs, and fp8 not before sm_89.
+It multiplies what TMA cannot read, everything where there is no TMA, and what is too small for a persistent kernel to
+pay. It does so in every precision: by tensor cores where the architecture has them for it, else by FMAs. fp8 needs
+sm_89 or newer.
 
-What the compiler may assume comes from constexprs that `launches` derives from the problem, never from the values
-of arguments, so a problem and a configuration name the one variant that is compiled. Of each operand it is told
-which dimension has the unit stride and how many elements lie together on a 16-byte boundary; the kernel then reads
-and masks whole vectors (`cp.async` of 4, 8 or 16 bytes), even with a ragged number of rows.
+What the compiler may assume comes from constexprs that `launches` derives from the problem, never from the values of
+arguments. So a problem and a configuration name the one variant that is compiled. For each operand constexprs say which
+dimension has the unit stride, and how many elements lie together on a 16-byte boundary. The kernel then reads and masks
+whole vectors (`cp.async` of 4, 8 or 16 bytes), even with a ragged number of rows.
 """
 
 from __future__ import annotations
@@ -100,10 +101,10 @@ def portable_kernel(
 ):
     """c = activation(alpha a @ b + beta c + bias), a [batch, M, K], b [batch, K, N], c [batch, M, N].
 
-    X_UNIT: the dimension of X with stride 1, 0 or 1, or None; X_VECTOR: elements that may be moved at once along it;
-    PLANES and TERMS: `Planes.count` and `terms` of the precision; PROMOTE: whether the sums of each k-tile are added
-    to the others apart; GROUPED: the dimension that groups cut, if one does; GATE: whether c is instead
-    activation(a @ gate + gate_bias) (a @ b + bias), of a gate that lies as b does.
+    X_UNIT: the dimension of X that has stride 1: 0, 1 or None. X_VECTOR: elements that may be moved at once along it.
+    PLANES and TERMS: `Planes.count` and `terms` of the precision. PROMOTE: whether the sums of each k-tile are added to
+    the others apart. GROUPED: the dimension that groups cut, if one does. GATE: whether c is instead
+    activation(a @ gate + gate_bias) (a @ b + bias). Such a gate lies in memory as b does.
     """
     follow(PDL)
 
@@ -245,7 +246,7 @@ def portable_tma_kernel(
 @triton.jit
 def inside(offs, extent, BLOCK: tl.constexpr):
     """offs, for those past the end the rows of the tile before: if all loaded the last row, its lines would become a
-    bottleneck in L2 (docs/log.md, "Tiles past the end of C")."""
+    bottleneck in L2 (docs/log/edge-tiles.md)."""
     return tl.maximum(tl.where(offs < extent, offs, offs - BLOCK), 0)
 
 

@@ -1,6 +1,6 @@
-"""Hopper's production kernel. `kernel` is what runs on the GPU, `configs` its tiles, `host` what it can
-run, and how it is launched, `costs` how long that takes, `choice` which ways are worth comparing, and `bits` in which
-order it sums."""
+"""Hopper's production kernel. `kernel` is what runs on the GPU, `configs` its tiles, `host` what it can run, and how it
+is launched. `costs` is how long that takes, `choice` which candidates are worth comparing, and `bits` in which order it
+sums."""
 
 from .bits import order_of_sums
 from .choice import candidates, given_as, lower_bounds, schedules, without_clusters

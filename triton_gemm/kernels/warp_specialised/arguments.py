@@ -12,25 +12,25 @@ from ...compat import aggregate
 class Config:
     """Constants: the tile, the layouts, and what the kernel does.
 
-    A tile is BLOCK_M x BLOCK_N. Its sums are in two tensors: a main part of MAIN_N columns, a power of two, and a tail
-    of TAIL_N, the power of two that holds the rest of BLOCK_N, or 0. C leaves in epilogue tiles of EPI_N columns
+    A tile is BLOCK_M x BLOCK_N. Its sums are in two tensors. The main part has MAIN_N columns, a power of two. The tail
+    has TAIL_N, the power of two that holds the rest of BLOCK_N, or 0. C leaves in epilogue tiles of EPI_N columns
     through C_BUFFERS buffers, and what is left of its width in narrow ones of REST_N. STORES: how many matrices TMA
     stores of each, C and what is stored beside it, or 1 where pointers store the latter.
     WIDE_MMA: one `wgmma`, in PTX, has the whole width, any multiple of 8; else main part and tail have one each, and
     BLOCK_N is their sum.
-    TERMS, A_PLANES, B_PLANES: operands that are sums of planes have TERMS products for each k-tile; A_PLANES and
+    TERMS, A_PLANES, B_PLANES: operands that are sums of planes have TERMS products for each k-tile. A_PLANES and
     B_PLANES say of which planes, two bits a term, the first in the lowest.
-    PROMOTE: whether the sums of a k-tile leave the tensor core's accumulators to be added in fp32; WAVES: in how many
-    parts of the tile one after another; PIECES: of a k-tile, in how many parts along K.
-    SPLIT_K: whether owners of tiles add other programs' sums to their own (`split_sums`); REDUCTION: whether each part
-    of K has matrices of C for its own instead, which a second launch adds up (`reduction`); IN_TURN: whether a program
-    sums all parts of its tile, one after another. UNIT: k-tiles of which parts are multiples.
+    PROMOTE: whether the sums of a k-tile leave the tensor core's accumulators to be added in fp32. WAVES: in how many
+    parts of the tile one after another. PIECES: of a k-tile, in how many parts along K.
+    SPLIT_K: whether owners of tiles add other programs' sums to their own (`split_sums`). REDUCTION: whether each part
+    of K has its own matrices of C instead, which a second launch adds up (`reduction`). IN_TURN: whether a program sums
+    all parts of its tile, one after another. UNIT: k-tiles of which parts are multiples.
     EARLY_BIAS: BIAS where the bias is loaded before the last products are done, else "".
     A_COPIED, B_COPIED: the number of rows of A's tile, and of columns of B's, that are copied where the matrix has
     fewer, or 0 for all. TMA takes twice as long to fill a row with zeros as to load one, and uninitialised rows affect
     only rows and columns of C that are not stored.
     CLUSTER_M, CLUSTER_N: CTAs of a cluster along M and along N (`cluster`).
-    GATE: whether C is activation(A gate) (A B), of a second B: the tail is the gate's part of the tile, as wide as the
+    GATE: whether C is activation(A gate) (A B), of a second B. The tail is the gate's part of the tile, as wide as the
     main part, and BLOCK_N is the width of one.
     """
 
@@ -112,7 +112,7 @@ class Ring:
 
 @aggregate
 class Work:
-    """Which tiles there are, and in which order programs take them (`schedule`); in clusters all figures but num_items
+    """Which tiles there are, and in which order programs take them (`schedule`). In clusters all figures but num_items
     are those of clusters and their tiles. last_m, last_n: where a program's tile begins at the latest. tiles_ptr: the
     list of a grouped product's tiles (`groups`)."""
 
@@ -148,7 +148,7 @@ class Item:
 class Output:
     """C, of which rest_desc stores narrow epilogue tiles, what the epilogue reads, and where programs that share a tile
     leave partial sums. A stride of 1 is a constant, so that the compiler sees it, as is None for matrices that are not
-    stored: preactivation, what the activation is applied to, and with a gate ungated, the other product. They are
+    stored. preactivation: what the activation is applied to. ungated: with a gate the other product. These two are
     descriptors, with preactivation_rest for narrow epilogue tiles, or where STORES is 1 pointers."""
 
     desc: tma.tensor_descriptor
@@ -175,7 +175,7 @@ class Output:
 @aggregate
 class Staging:
     """One consumer's buffers between registers and C, those of narrow epilogue tiles, and the barriers that say whether
-    C's own values are in them; something else where C does not go by TMA, has no such tiles, or is not read."""
+    C's own values are in them. Each is something else where C does not go by TMA, has no such tiles, or is not read."""
 
     buffers: gl.shared_memory_descriptor
     rest: gl.shared_memory_descriptor

@@ -10,9 +10,9 @@ from .promotion import pieces
 
 
 def order_of_sums(problem: GemmProblem, config: Config, schedule: Schedule) -> str:
-    """One instruction after the other along K, of the parts of a tile one part after the other, whoever adds them up.
-    Which of C's elements are in tiles that are cut decide the tiles, and their order. Of groups along K the first
-    instruction is the one with fewer products."""
+    """One instruction after the other along K, of the parts of a tile one part after the other, whichever program adds
+    them up. The tiles, and their order, decide which of C's elements are in tiles that are cut. Of groups along K the
+    first instruction is the one with fewer products."""
     if problem.arithmetic.exact:
         return exactly(problem, "warp_specialised")
     how = by_tensor_cores(problem, "warp_specialised", warpgroups=True)

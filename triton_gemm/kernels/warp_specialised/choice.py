@@ -1,4 +1,4 @@
-"""Which ways to run the warp-specialised kernel are worth comparing, and which of them may be the fastest."""
+"""Which candidates of the warp-specialised kernel are worth comparing, and which of them may be the fastest."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def _fits(problem: GemmProblem, config: Config) -> bool:
 def schedules(
     problem: GemmProblem, config: Config, device: DeviceInfo, in_part: bool = True, parts: int | None = None
 ) -> list[Schedule]:
-    """The ways to deal out a problem's tiles that are worth comparing: all whole, those of the last wave cut along K,
-    or all of them, where that is legal. Of clusters as of programs, of which fewer run at the same time; none where a
+    """The schedules of a problem's tiles that are worth comparing: all whole, those of the last wave cut along K, or
+    all of them, where that is legal. Of clusters as of programs, of which fewer run at the same time; none where a
     cluster has more CTAs than run at the same time, which `illegal` refuses.
 
     in_part: whether also those that cut some of several waves' tiles. Which elements of C these are depends on C's
@@ -138,8 +138,8 @@ def _reduced_parts(problem: GemmProblem, count: int, k_tiles: int, most: int) ->
 
 
 def _cuts(count: int, k_tiles: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """(programs, tiles that are cut, into how many parts), for `most` programs at once: the tiles of the last wave,
-    into as few parts as make for less work on the busiest SM; of many parts not every number."""
+    """(programs, tiles that are cut, into how many parts), for `most` programs at once. The tiles of the last wave are
+    cut, into as few parts as make for less work on the busiest SM; of many parts not every number."""
     rest = count % most if count > most else count
     if rest == 0:
         return

@@ -7,19 +7,21 @@ the cluster's. CTAs of equal i share A, those of equal j share B; a CTA's peers 
 what is shared each CTA loads a slice, into the shared memory of all that share it. So each asks L2 for as much as every
 other, and takes in more than its own port from L2 gives.
 
-A slot is full when all of its bytes have come, whoever loaded them, and empty when all peers' consumers have read
-theirs, into which this CTA loads as well: each consumer arrives at the empty barriers of all peers. Bytes may come
-before a CTA says how many it expects: the phase of its barrier cannot end before.
+A slot is full when all of its bytes have come, whichever CTA loaded them. It is empty when all peers' consumers have
+read theirs, into which this CTA loads as well. So each consumer arrives at the empty barriers of all peers. Bytes may
+come before a CTA says how many it expects: the phase of its barrier cannot end before.
 
 Nothing waits for ever. All CTAs of a cluster run at the same time, and go through the same steps. Let all loads of the
-steps before step t be issued, by all CTAs. Then their slots become full, consumers free the slot of step
-t - NUM_STAGES (after the products of the step after it are begun, which is before t, with two stages or more), and
-every producer issues its loads of step t. Else partitions wait for what their own CTA began, and for partial sums of
-clusters that have started before (`schedule`). A CTA ends when nothing comes to its memory any more: its consumers have
-seen all its slots full, and its producer, in the end, all of them empty (`load.wait_for_peers`).
+steps before step t be issued, by all CTAs. Then their slots become full, and consumers free the slot of step
+t - NUM_STAGES. (They do so after the products of the step after it are begun, which is before t, with two stages or
+more.) So every producer issues its loads of step t. Otherwise partitions wait for what their own CTA began, and for
+partial sums of clusters that have started before (`schedule`). A CTA ends when nothing comes to its memory any more.
+Its consumers have then seen all its slots full, and its producer, in the end, all of them empty
+(`load.wait_for_peers`).
 
-This is PTX, of which Triton knows nothing. In its own clusters (`num_ctas`) a tensor is the whole cluster's, one CTA
-loads for all others, a barrier of all warps precedes each arrival, and a fence of the whole GPU's memory the end.
+This is PTX, of which Triton knows nothing. In Triton's own clusters (`num_ctas`) a tensor is the whole cluster's, and
+one CTA loads for all others. A barrier of all warps precedes each arrival, and a fence of the whole GPU's memory the
+end.
 """
 
 from __future__ import annotations
@@ -126,9 +128,9 @@ setp.lt.and.s32 chosen, lane, {cluster_m + cluster_n - 1}, chosen;
 
 @gluon.jit
 def load(desc, NUMBER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.constexpr, K_MAJOR: gl.constexpr, config):
-    """Starts to load the tile of an operand at `column`, a row of A or a column of B, and k; of a tile that others load
-    as well this CTA's slice, for all of them; of one that extends past the matrix only the first A_COPIED or B_COPIED
-    rows. NUMBER: of the operand's tensor map among the kernel's."""
+    """Starts to load the tile of an operand at `column`, a row of A or a column of B, and k. Of a tile that others load
+    as well this CTA loads its slice, for all of them. Of a tile that extends past the matrix it loads only the first
+    A_COPIED or B_COPIED rows. NUMBER: of the operand's tensor map among the kernel's."""
     corner = [batch, column, k] if K_MAJOR else [batch, k, column]
     GROUP: gl.constexpr = config.CLUSTER_N if OF_A else config.CLUSTER_M
     WIDE: gl.constexpr = config.WIDE_MMA and not OF_A
@@ -145,8 +147,8 @@ def load(desc, NUMBER: gl.constexpr, batch, column, k, full, tile, OF_A: gl.cons
 
 @constexpr_function
 def copy_asm(number, outer, copied, block, nbytes, of_a, cluster_m, cluster_n):
-    """One lane loads this CTA's slice of the first `copied` rows of a tile that has `outer` rows in shared memory, in
-    panels of 128 bytes, to which TMA's swizzle is limited. (Triton gives the addresses of tiles and barriers in a
+    """One lane loads this CTA's slice of the first `copied` rows of a tile that has `outer` rows in shared memory. It
+    loads panels of 128 bytes, to which TMA's swizzle is limited. (Triton gives the addresses of tiles and barriers in a
     cluster's first CTA.)"""
     _, rows, inner = block
     itemsize = nbytes // (rows * inner)

@@ -104,8 +104,8 @@ GATED_CLUSTERED = tuple(
 FEW_ROWS = 64  # or columns, that C has at most: the other operand is read once, from memory
 LONG = 8  # of a sum, how many times as long as C's longer side
 
-# For long sums, all tiles of which are cut and whose parts a second launch adds up: small tiles in clusters that span a
-# small C, so that each operand comes from memory to one cluster. C's parts are fp32.
+# For long sums: all tiles are cut, and a second launch adds their parts up. These are small tiles in clusters that span
+# a small C, so that each operand comes from memory to one cluster. C's parts are fp32.
 _FOR_LONG_SUMS = {
     (64, 16, 128, 4, 10): ((1, 4),),
     (64, 32, 128, 4, 8): ((1, 4), (2, 4)),

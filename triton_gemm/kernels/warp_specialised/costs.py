@@ -21,8 +21,8 @@ _KNOWN = Remembered()
 GPC_SMS = 16  # at least, which programs of successive numbers are taken to fill
 HELD = 2  # slots of the ring that are not being filled: consumers read one, and have yet to free the one before
 TILE = 32_768  # elements of the largest tile that is stored at once, for which costs by its size are given
-# Energy of an element that enters an SM, in units of a product's: half of what clocks of products that run alone say,
-# as most take turns with others (perf/results/*/alone.csv, docs/log/measuring.md).
+# Energy of an element that enters an SM, in units of a product's. It is half of what clocks of products that run alone
+# say, as most take turns with others (perf/results/*/alone.csv, docs/log/measuring.md).
 ENERGY_OF_ELEMENT = 30.0
 MOST_LIMITED = 3.0  # of energy over time at the power limit; up to 3 `sustained` grows with each of its arguments
 
@@ -301,8 +301,8 @@ def l2_lines(problem: GemmProblem, lines: tuple[float, float], of: OfConfig, row
 
     lines: that 128 bytes of a row of A and of B count for. rows, columns: of tiles of clusters in C. Successive
     programs go down a group of rows of tiles, and then begin the next column. So clusters on a GPC load the same lines
-    of B, and of A only where a group has fewer rows than a GPC clusters: lines that others there load at about the same
-    time are merged into one request.
+    of B. They load the same lines of A only where a group has fewer rows than a GPC has clusters. Lines that others
+    there load at about the same time are merged into one request.
     """
     config = of.config
     a = min(config.BLOCK_M, problem.M) * lines[0] * of.a_requested
@@ -314,16 +314,16 @@ def l2_lines(problem: GemmProblem, lines: tuple[float, float], of: OfConfig, row
 
 
 def _requested(sharing: int, ctas: int, costs: Costs) -> float:
-    """L2's cost, for each CTA of a cluster of so many, of a line that `sharing` of them load by multicast; 1 is that of
-    a line loaded by a CTA in no cluster."""
+    """L2's cost, for each CTA of a cluster of so many, of a line that `sharing` of them load by multicast. A line
+    loaded by a CTA in no cluster costs 1."""
     if sharing == 1:
         return costs.unshared if ctas > 1 else 1.0
     return (1 + costs.delivered * (sharing - 1)) / sharing
 
 
 def load_times(lines: float, sharing: int, costs: Costs, alone: bool) -> tuple[float, float]:
-    """Time of a row's 128 bytes, which count for so many lines, on an SM whose cluster has so many that share them: it
-    asks for its part, and gets the rest. And of a row beyond the matrix."""
+    """Time of a row's 128 bytes, which count for so many lines, on an SM whose cluster has so many that share them. The
+    SM requests its part, and gets the rest. And the time of a row beyond the matrix."""
     slower = costs.alone if alone else 1.0
     others = costs.multicast * (1 - 1 / sharing)
     return lines * costs.line * slower / sharing + others, costs.beyond * slower / sharing

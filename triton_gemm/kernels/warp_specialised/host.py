@@ -78,13 +78,13 @@ def _most_columns(config: Config) -> int:
 @cache
 def wide_columns(config: Config) -> tuple[int, int]:
     """`part_columns` where one `wgmma` spans the width: those that make for the fewest stores."""
-    ways = []
+    candidates = []
     for most in (_most_columns(config), _most_columns(config) // 2):
         columns = min(most, config.main_n)
         rest = config.BLOCK_N % columns
         narrow = rest & -rest
-        ways.append((config.BLOCK_N // columns + (rest // narrow if rest else 0), columns, narrow))
-    return min(ways)[1:]
+        candidates.append((config.BLOCK_N // columns + (rest // narrow if rest else 0), columns, narrow))
+    return min(candidates)[1:]
 
 
 def c_buffers(problem: GemmProblem, config: Config) -> int:
@@ -120,8 +120,8 @@ def wide_memory(config: Config, out_itemsize: int, buffers: int = 2) -> int:
 
 
 def c_by_tma(problem: GemmProblem) -> bool:
-    """Whether TMA can store C: as for operands, its rows must not end inside 16 bytes, of which TMA would store all
-    (triton#11583), and tiles end where C does, not where a group does."""
+    """Whether TMA can store C. As for operands, its rows must not end inside 16 bytes, of which TMA would store all
+    (triton#11583). Its tiles must end where C does, not where a group does."""
     c, itemsize = problem.c, problem.out_dtype.itemsize
     row = problem.M if c.column_major else problem.N
     return c.tma_illegal(itemsize) is None and row * itemsize % 16 == 0 and problem.groups != "m"
@@ -252,7 +252,7 @@ def _room(config: Config) -> int:
 
 
 def early_bias(problem: GemmProblem, config: Config) -> bool:
-    """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth; beside C's
+    """Whether a thread has registers for the bias of a tile beside its sums, of columns for every fourth. Beside C's
     own values, or the preactivation, it has none, nor beside scales and the most sums."""
     values = config.BLOCK_N // 4 * problem.out_dtype.itemsize // 4 if problem.bias == "n" else 2
     if problem.gate or problem.preactivation or problem.has_beta or promotes(problem) or not c_by_tma(problem):

@@ -5,11 +5,12 @@ nothing but the ring of loaded k-tiles (`ring`), so that one may store its rows 
 tensor cores to itself. C leaves in epilogue tiles of 64 columns through two small buffers, which leaves room for a
 fourth stage.
 
-The tiles of a partial wave are split along K, so that no multiprocessor idles (`schedule`). Who owns a tile adds up its
-parts (`split_sums`); where they are many, a second launch does (`reduction`). Where the bits of cut tiles are wanted of
-more tiles than run at once, each program sums the parts of its tiles in turn (`mma.multiply_in_turn`). Launches
-follow one another programmatically: while one grid runs out the next sets up its barriers and prefetches its first
-k-tiles into L2 (`prefetch`), and waits for the other's end only before it reads or writes memory.
+The tiles of a partial wave are split along K, so that no multiprocessor idles (`schedule`). The program that owns a
+tile adds up its parts (`split_sums`); where they are many, a second launch does (`reduction`). Where the bits of cut
+tiles are wanted of more tiles than run at once, each program sums the parts of its tiles in turn
+(`mma.multiply_in_turn`). Launches follow one another programmatically: while one grid runs out, the next sets up its
+barriers and prefetches its first k-tiles into L2 (`prefetch`). It waits for the other's end only before it reads or
+writes memory.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ def warp_specialised_kernel(
     num_stages: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """c = activation(alpha a @ b + beta c + bias), of matrices or batches of them, or with GATE
-    c = activation(a @ gate + gate_bias) (a @ b + bias); `arguments` explains the names."""
+    """c = activation(alpha a @ b + beta c + bias), of matrices or batches of them. With GATE it is
+    c = activation(a @ gate + gate_bias) (a @ b + bias). `arguments` explains the names."""
     config = Config(
         CONSUMERS, num_stages, BLOCK_M, BLOCK_N, MAIN_N, TAIL_N, BLOCK_K, EPI_N, REST_N, C_BUFFERS, STORES,
         A_COLUMN_MAJOR, B_COLUMN_MAJOR, C_COLUMN_MAJOR, C_TMA, HAS_BETA, BIAS, EARLY_BIAS, ACTIVATION, SCALES,

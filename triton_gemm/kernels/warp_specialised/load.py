@@ -71,8 +71,8 @@ def load_partition(config, inputs, ring, work):
 
 @gluon.jit
 def wait_for_peers(ring, slot, phase, config):
-    """The producer's end in a cluster: waits until every slot is empty, from the one it would fill next on, so that no
-    peer arrives at barriers of a CTA that has ended."""
+    """The producer's end in a cluster: waits until every slot is empty, from the one it would fill next on. So no peer
+    arrives at barriers of a CTA that has ended."""
     for _ in range(config.NUM_STAGES):
         mbarrier.wait(ring.empty.index(slot), phase)
         slot, phase = next_slot(slot, phase, config)

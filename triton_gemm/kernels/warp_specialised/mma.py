@@ -124,8 +124,8 @@ def finish_products(ring, acc, tail, slot, some, config):
 
 @gluon.jit
 def multiply_in_turn(ring, k_tiles, parts, slot, phase, n, CONSUMER: gl.constexpr, config):
-    """As `multiply` of all k-tiles, but nothing is under way in the end, and K is in parts, cut as by `work_item`: each
-    is summed from zero, and added in fp32, from the lowest k on. So do an owner (`split_sums`) and a second launch
+    """As `multiply` of all k-tiles, but nothing is under way in the end, and K is in parts, cut as by `work_item`. Each
+    part is summed from zero, and added in fp32, from the lowest k on. So do an owner (`split_sums`) and a second launch
     (`reduction`) add them, and all three give the same bits."""
     acc, tail = accumulators(ring, config)
     units = (k_tiles + config.UNIT - 1) // config.UNIT
@@ -147,11 +147,11 @@ def multiply_in_turn(ring, k_tiles, parts, slot, phase, n, CONSUMER: gl.constexp
 
 @gluon.jit
 def multiply_with_promotion(ring, k_begin, k_end, slot, phase, n, CONSUMER: gl.constexpr, config):
-    """As `multiply`, but nothing is under way in the end, and the sums of each k-tile, or of each piece of a deep one,
-    are promoted: added in fp32, with SCALES == "blocks" times a scale for each row of A and one for each 128 columns of
-    B.
+    """As `multiply`, but nothing is under way in the end, and sums are promoted: those of each k-tile, or of each piece
+    of a deep one, are added in fp32. With SCALES == "blocks" they are multiplied by a scale for each row of A and one
+    for each 128 columns of B.
 
-    Tensor cores cut off what they add to a sum below its last bit (of fp8 below its 14th), so they sum one piece's
+    Tensor cores cut off what they add to a sum below its last bit (of fp8 below its 14th). So they sum one piece's
     products, of all planes the smallest first, and these sums are rounded to nearest. Each element is summed in the
     same order in every tile.
     """
@@ -195,9 +195,9 @@ def multiply_whole(ring, k_begin, k_end, slot, phase, n, CONSUMER: gl.constexpr,
 
 @gluon.jit
 def multiply_in_waves(ring, k_begin, k_end, slot, phase, n, CONSUMER: gl.constexpr, config):
-    """`multiply_with_promotion` of tiles with more sums: the products of a k-tile run in two waves, each of one half
-    of the consumer's rows or columns, and both waves' accumulators have room in half as many registers. While one
-    consumer promotes a wave, the other one has the tensor cores."""
+    """`multiply_with_promotion` of tiles with more sums. The products of a k-tile run in two waves, each of one half of
+    the consumer's rows or columns, and both waves' accumulators have room in half as many registers. While one consumer
+    promotes a wave, the other one has the tensor cores."""
     ROWS: gl.constexpr = config.BLOCK_M // config.CONSUMERS
     BY_ROWS: gl.constexpr = ROWS > 64
     M: gl.constexpr = ROWS // 2 if BY_ROWS else ROWS

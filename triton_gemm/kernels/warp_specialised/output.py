@@ -244,8 +244,8 @@ def store_epilogue_tile(sums, bias, output, staging, count, p, batch, m, n, rows
 
 @gluon.jit
 def epilogue_tile(sums, bias, c, beside, output, buffers, number, batch, m, n, rows_end, config):
-    """What is stored at (m, n) of C, where its own values are c, and the bias, if it came early, `bias`; with a gate
-    the sums, which have been through the epilogue. Without one stores what the activation is applied to, as
+    """What is stored at (m, n) of C, where its own values are c, and the bias, if it came early, `bias`. With a gate it
+    is the sums, which have been through the epilogue. Without one stores what the activation is applied to, as
     `store_beside`, unless `beside` is None."""
     if config.GATE:
         return sums.to(output.ptr.dtype.element_ty)

@@ -77,8 +77,8 @@ def store_sums(sums, workspace_ptr, block, STRIDE: gl.constexpr):
 
 @gluon.jit
 def with_others(sums, workspace_ptr, block, step, others, STRIDE: gl.constexpr, config):
-    """sums and those of the `others` programs for the same tile, in blocks `step` apart: as many at once as a thread
-    has registers for; of larger blocks first all left halves, then all right ones."""
+    """sums and those of the `others` programs for the same tile, in blocks `step` apart. A thread loads as many at once
+    as it has registers for; of larger blocks first all left halves, then all right ones."""
     ROOM: gl.constexpr = 64 if config.CONSUMERS < 3 else 32  # registers for what others summed
     REGISTERS: gl.constexpr = sums.shape[0] * 4 // 128
     if REGISTERS > ROOM:

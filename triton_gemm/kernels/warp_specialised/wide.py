@@ -1,7 +1,7 @@
 """Products of tiles whose width is any multiple of 8, by one `wgmma` that spans it.
 
 Triton's tensors have powers of two of columns, so that its own `wgmma` do, too. But m64nNk16 multiplies with every N
-that is a multiple of 8, and a narrow one for what is beyond a power of two takes more than its share: with A in shared
+that is a multiple of 8. A narrow one for what is beyond a power of two takes more than its share: with A in shared
 memory max(N / 2, 16 + N / 4) clocks. So here the instruction is PTX, and its sums are in the registers of two of
 Triton's tensors, a main part and a tail. To Triton they are values that PTX gives back, for which it waits as for those
 of its own `wgmma`.
@@ -35,10 +35,10 @@ def tied(sums):
 
 @constexpr_function
 def wide_mma_asm(acc_shape, tail_n, width, depth, kind, a_column_major):
-    """PTX that adds the product of a k-tile of `depth` elements to sums of rows x width, a consumer's, in its threads'
-    registers: those of the main part, then those of the tail, of which the last may not be used. Tiles are in panels of
-    128 bytes of each row, swizzled in groups of 8 rows, 1024 bytes apart (PTX ISA, "Shared Memory Matrix Layout"). B is
-    K-major."""
+    """PTX that adds the product of a k-tile of `depth` elements to a consumer's sums of rows x width. The sums are in
+    its threads' registers: those of the main part, then those of the tail, the last of which may stay unused. Tiles are
+    in panels of 128 bytes of each row, swizzled in groups of 8 rows, 1024 bytes apart (PTX ISA, "Shared Memory Matrix
+    Layout"). B is K-major."""
     rows, main_n = acc_shape
     blocks, of_acc, of_tail = rows // 64, main_n // 2, tail_n // 2  # registers of 64 rows
     sums = blocks * (of_acc + of_tail)

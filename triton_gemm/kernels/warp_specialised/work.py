@@ -55,11 +55,12 @@ def last_tiles(problem: GemmProblem, config: Config, schedule: Schedule) -> tupl
 
     A tile that would pass the end of C begins earlier, where it may, and computes some elements of its neighbour again,
     with the same bits. Tiles that load rows outside of an operand were measured to be slower than whole ones. Probably
-    their programs fall out of step with those that read the same operands, and share fewer requests to L2 (docs/log.md,
-    "Tiles past the end of C").
+    their programs fall out of step with those that read the same operands, and share fewer requests to L2
+    (docs/log/edge-tiles.md).
 
-    It may not where C is read, which the neighbour may have written; where tiles are cut differently; where groups end
-    inside of tiles; inside of TMA's 16 bytes; nor where scales have blocks, which columns begin, and registers are few.
+    It may not begin earlier where C is read, which the neighbour may have written. Nor may it where tiles are cut
+    differently, where groups end inside of tiles, or inside of TMA's 16 bytes. Nor may it where scales have blocks,
+    with which its columns must begin, and registers are few.
     """
     cut_alike = schedule.split_tiles in (0, problem.batch * config.tiles(problem.M, problem.N))
     free = cut_alike and not problem.has_beta and problem.groups is None and problem.scales != "blocks"
