@@ -46,7 +46,7 @@ NAME = "learning"
 CACHED = 600 << 20  # bytes that the allocator has cached, as a service has
 BLOCK, CALLS = 8, [10_000, 30_000]  # of each GEMM in a block, after which there is a gap; and in all
 REGIMES = {"decode": 22, "prefill": 20, "mid": 12, "bigk": 6}
-WAIT_S, JUDGE_S = 90.0, 1.2  # for the kernels of the first calls; of timing the candidates of a GEMM
+WAIT_S, JUDGE_S = 90.0, 2.0  # for the kernels of the first calls; of timing the candidates of a GEMM
 
 
 def drawn(seed: int, count: int) -> list[GemmProblem]:
