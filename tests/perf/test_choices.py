@@ -65,7 +65,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     today = choices.chosen(H100)
     monkeypatch.setattr(choices, "chosen_as_recorded", lambda: {H100: today})
     (tmp_path / slug(H100)).mkdir()
-    assert choices.main([]) == 1 and "timed in no race" in capsys.readouterr().err
+    assert choices.main([]) == 1 and "timed in no trial" in capsys.readouterr().err
     assert choices.main(["--missing", "h100"]) == 0 and capsys.readouterr().out.splitlines() == list(today)
     committed = tmp_path / slug(H100) / choices.FILE
     assert choices.main(["--changes"]) == 1 and choices.main(["--update", "--changes"]) == 0
