@@ -1,4 +1,4 @@
-"""GpuKey: what a GPU must share with another for times measured on one to hold on the other."""
+"""GPU keys: what a GPU must share with another for times measured on one to hold on the other."""
 
 from __future__ import annotations
 

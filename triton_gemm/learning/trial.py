@@ -86,7 +86,7 @@ class Trial:
         self.at = clock()  # when it went on last
         self.launched: tuple[TimedGraph, float] | None = None  # a graph that has not ended, and when it was launched
         self.requested: Callable[[Call], Any] | None = None  # what a call of its product is to do
-        self.hears = False  # whether a call is to say its stream
+        self.hears = False  # whether a call is to report its stream
         self.found: Any = None  # and what came of that
         self.steps = self._run()
         self.wait: Wait = None
@@ -100,7 +100,7 @@ class Trial:
         return "operands" in vars(self) and self.operands.own_address is not None
 
     def go_on(self) -> Outcome | None:
-        """As far as it can; what was found, at the end. Raises NoRaceError, and what the driver says of a broken GPU.
+        """As far as it can; what was found, at the end. Raises NoTrialError, and what the driver says of a broken GPU.
         Other threads may have Python meanwhile."""
         wait = self.wait
         try:
@@ -116,7 +116,7 @@ class Trial:
         return None
 
     def take(self, call: Call) -> None:
-        """In the thread of a call that was just launched, if `asked`."""
+        """In the thread of a call that was just launched, if it is `requested`."""
         if self.requested is not None and call.stream == self.stream:
             try:
                 self.found = self.requested(call)
@@ -357,7 +357,7 @@ class Trial:
             while True:
                 yield lambda: not (background.is_held() or is_profiling())
                 job.begin(self.product.index, stream, graph.graph, graph.ended)
-                if background.is_held():  # since it was asked
+                if background.is_held():  # since that was read
                     job.withdraw()
                 yield lambda: job.launched >= 0 or (job.withdrawn and job.is_idle())
                 if job.launched >= 0:  # else it was withdrawn, by `background.held`

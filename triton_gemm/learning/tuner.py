@@ -118,7 +118,7 @@ class Tuner:
             rest()
 
     def _choose(self) -> None:
-        """Begins trials, of GEMMs that have had none yet and has taken most of the GPU's time first."""
+        """Begins trials of GEMMs that have had none yet, first of those that have taken most of the GPU's time."""
         now = self.clock()
         if len(self.trials) < AT_ONCE:
             paying = [x for x in list(self.products.values()) if x.pays(now) and x not in self.trials]
@@ -229,7 +229,7 @@ class Tuner:
         turn = plan.turn
         if turn is None:
             return
-        turn.request_call(False)  # the thread aside asks again, if need be
+        turn.request_call(False)  # the thread aside requests it again, if need be
         trial = self.trials.get(turn.product)
         if trial is not None and trial.requested is not None and self.here.acquire(blocking=False):
             try:
