@@ -391,8 +391,8 @@ def test_a_race_has_two_seconds_and_the_last_problems_none(folder: Path) -> None
 
 def test_a_look_after_one_race_is_that_before_the_next(folder: Path) -> None:
     lab, looks = FakeLab(chance), list[float]()
-    look = lab.look
-    lab.look = lambda: (looks.append(lab.now()), look())[1]
+    look = lab.conditions
+    lab.conditions = lambda: (looks.append(lab.now()), look())[1]
     tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(1, 5)}, lab)
     assert len(looks) == 5
     lab.prepare = lambda problem, ways: lab.kernels.pause(1.1)
