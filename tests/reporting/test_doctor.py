@@ -73,7 +73,7 @@ def test_a_machine_without_a_gpu_is_not_broken(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("change", "about", "status", "says"),
+    ("change", "about", "status", "text"),
     [
         ({"hip": "7.0"}, "GPU", "broken", "AMD"),
         ({"cuda": None}, "GPU", "broken", "built without CUDA"),
@@ -81,12 +81,12 @@ def test_a_machine_without_a_gpu_is_not_broken(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_torch_that_does_not_fit(
-    change: dict[str, Any], about: str, status: str, says: str, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], about: str, status: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_gpu(monkeypatch)
     for name, value in change.items():
         monkeypatch.setattr(torch.version, name, value)
-    found = the_one(about, says)
+    found = the_one(about, text)
     assert found.status == status
 
 
@@ -296,15 +296,15 @@ def of_calls() -> tuple[str, str, str]:
 
 
 def test_each_state_has_a_sentence(compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    says = f"C++ launches repeated calls once {compiler.path} has built an extension, in the background"
-    assert of_calls() == ("good", says, "`triton-gemm build` builds it now")
+    text = f"C++ launches repeated calls once {compiler.path} has built an extension, in the background"
+    assert of_calls() == ("good", text, "`triton-gemm build` builds it now")
     assert not compiler.calls(), "doctor builds nothing"
     file = native_build.build()
     assert of_calls() == ("good", f"C++ launches repeated calls, by {file}", "")
     file.chmod(0o666)
-    status, says, _ = of_calls()
-    assert status == "note" and says.startswith("Python launches repeated calls, not C++: others may write to")
-    assert f"chmod go-w {file}" in says
+    status, text, _ = of_calls()
+    assert status == "note" and text.startswith("Python launches repeated calls, not C++: others may write to")
+    assert f"chmod go-w {file}" in text
     file.unlink()
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("PATH", os.devnull)
@@ -325,8 +325,8 @@ def test_its_variable(value: str, compiler: fake_cxx.Compiler, tmp_path: Path, m
     if value == "0":
         assert of_calls() == ("good", "C++ for repeated calls is off: TRITON_GEMM_NATIVE is 0", "")
     elif value == "file":
-        status, says, do = of_calls()
-        assert status == "note" and str(file) in says and f"triton-gemm build --into {file.parent}" in do
+        status, text, do = of_calls()
+        assert status == "note" and str(file) in text and f"triton-gemm build --into {file.parent}" in do
         native_build.build(file.parent)
         assert of_calls() == ("good", f"C++ launches repeated calls, by {file}", "")
     else:
