@@ -127,7 +127,7 @@ def test_a_planted_model_is_found_and_its_choices_are_good(info: DeviceInfo) -> 
     found = model_of(info)
     assert found is not start and found.memory == pytest.approx(true.memory, rel=0.12)
     assert regret_of(found, true, info) < 0.6 * regret_of(start, true, info)
-    kernels = {kernel for timed in probes.probes(info) for kernel in (way.kernel for way in timed.ways)}
+    kernels = {kernel for timed in probes.probes(info) for kernel in (one.kernel for one in timed.ways)}
     assert ("warp_specialised" in kernels) == (info.capability == (9, 0)) and "portable" in kernels
     own = found.kernels["portable"]["products"]["half"][0] / start.kernels["portable"]["products"]["half"][0]
     assert 0.6 < own < 0.9
@@ -139,7 +139,7 @@ def test_what_is_not_measured_changes_with_what_is_like_it() -> None:
     true = planted(start)
     probed = [probe for probe in probes.probes(OTHER) if probe.problem.precision == "half"][:16]
     timed = [
-        fit.Timed(probe.problem, {way: true_us(probe.problem, way, true, 0.0) for way in probe.ways.values()})
+        fit.Timed(probe.problem, {one: true_us(probe.problem, one, true, 0.0) for one in probe.ways.values()})
         for probe in probed
     ]
     found = fit.fit(timed, start).model
@@ -248,7 +248,7 @@ def test_a_fit_is_judged_by_what_it_has_not_seen() -> None:
     timed = [
         fit.Timed(
             probe.problem,
-            {way: predicted(probe.problem, way, start) * exp(random.gauss(0, 0.3)) for way in probe.ways.values()},
+            {one: predicted(probe.problem, one, start) * exp(random.gauss(0, 0.3)) for one in probe.ways.values()},
         )
         for probe in probes.probes(OTHER)[:16]
     ]

@@ -287,7 +287,7 @@ def test_a_process_ends_where_the_thread_has_ended(world: World) -> None:
     learner.thread = threading.Thread(target=learner._look_on)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "allow_during_captures", lambda: None)
-        patch.setattr(learner, "look", lambda look=learner.look: (look(), 60.0)[1])  # it does not sleep at the end
+        patch.setattr(learner, "look", lambda poll=learner.look: (poll(), 60.0)[1])  # it does not sleep at the end
         learner.thread.start()
         learner.finish()
     assert not learner.thread.is_alive() and not world.service.graphs

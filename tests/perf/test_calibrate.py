@@ -255,7 +255,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_clusters_are_among_the_candidates_and_in_the_file(tmp_path: Path) -> None:
     shape, file = Shape(712, 1264, 4976, layout="nt"), tmp_path / "clusters.json"
     found = measure.ways(gemm_problem(shape), HOPPER)
-    configs = [way.algorithm.config for way in found if way.algorithm.kernel == "warp_specialised"]
+    configs = [candidate.algorithm.config for candidate in found if candidate.algorithm.kernel == "warp_specialised"]
     forms = {(config.CLUSTER_M, config.CLUSTER_N) for config in configs}
     assert forms == {(1, 1), *((config.CLUSTER_M, config.CLUSTER_N) for config in warp_specialised.CLUSTERED)}
     timed = [Measured(shape, "bf16", 16.0, {candidate: float(i) for i, candidate in enumerate(found)})]
@@ -407,8 +407,8 @@ def test_wrong_results_are_not_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = select(gemm_problem(TINY[0][0]), HOPPER).config.BLOCK_M
-    ways = [Selection.of(way, "") for shape, _ in TINY for way in measure.ways(gemm_problem(shape), HOPPER)]
-    of_wrong = {way: "one is off" for way in ways if wrong == way.config.BLOCK_M}
+    selections = [Selection.of(one, "") for shape, _ in TINY for one in measure.ways(gemm_problem(shape), HOPPER)]
+    of_wrong = {selection: "one is off" for selection in selections if wrong == selection.config.BLOCK_M}
     monkeypatch.setattr(FakePlan, "wrong", of_wrong)
     file = tmp_path / "file.json"
     assert calibrate.main(["measure", "--out", str(file)]) == 1

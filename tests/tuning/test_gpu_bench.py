@@ -379,8 +379,8 @@ def test_a_whole_calibration(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyP
     assert report.timed > 3 * report.shapes and not report.failed and report.device == HOPPER.name
     kept = device_model.model_of(HOPPER)
     assert (report.path is None) == (kept is device_model.model_without_calibration(HOPPER))
-    way = next(iter(probes.probes(HOPPER)[0].ways))
-    FakePlan.wrong = {way: "raises"}
+    selection = next(iter(probes.probes(HOPPER)[0].ways))
+    FakePlan.wrong = {selection: "raises"}
     report = triton_gemm.calibrate(60, keep=False)
     assert any("cannot be launched" in why for _, why in report.failed) and report.path is None
     calibration.clear()

@@ -389,12 +389,12 @@ def test_a_race_has_two_seconds_and_the_last_problems_none(folder: Path) -> None
     assert all(shape.timed == shape.candidates for shape in report.shapes[:4])
 
 
-def test_a_probe_after_one_race_is_that_before_the_next(folder: Path) -> None:
-    lab, looks = FakeLab(chance), list[float]()
-    look = lab.look
-    lab.look = lambda: (looks.append(lab.now()), look())[1]
+def test_conditions_after_one_race_are_those_before_the_next(folder: Path) -> None:
+    lab, times = FakeLab(chance), list[float]()
+    conditions = lab.look
+    lab.look = lambda: (times.append(lab.now()), conditions())[1]
     tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(1, 5)}, lab)
-    assert len(looks) == 5
+    assert len(times) == 5
     lab.prepare = lambda problem, selections: lab.kernels.pause(1.1)
     tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(5, 8)}, lab)
-    assert len(looks) == 5 + 6 - 1, "the GPU idled before two of three races, as the third was prepared with the second"
+    assert len(times) == 5 + 6 - 1, "the GPU idled before two of three races, as the third was prepared with the second"
