@@ -102,8 +102,8 @@ def _of_main(contents: Callable[[Record], str]) -> Block:
     )
 
 
-def _picture_of_main(file: str, says: str) -> Block:
-    return lambda results, folder: picture(results.main, file, says, folder) if results.main else NOTHING
+def _picture_of_main(file: str, text: str) -> Block:
+    return lambda results, folder: picture(results.main, file, text, folder) if results.main else NOTHING
 
 
 def _experiments(record: Record) -> str:
@@ -136,8 +136,8 @@ def _of_counted(contents: Callable[[Record], str]) -> Block:
 
 def _counted_pictures(results: Results, folder: Path) -> str:
     """Every rung by the bytes that it moves."""
-    says = "Every rung by the bytes that it moves"
-    pictures = [picture(one, counted.PICTURE, says, folder) for one in results.records if counted.counted(one)]
+    text = "Every rung by the bytes that it moves"
+    pictures = [picture(one, counted.PICTURE, text, folder) for one in results.records if counted.counted(one)]
     return "\n\n".join(pictures) or NOT_COUNTED
 
 

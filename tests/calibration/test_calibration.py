@@ -127,7 +127,7 @@ def test_a_planted_model_is_found_and_its_choices_are_good(info: DeviceInfo) -> 
     found = model_of(info)
     assert found is not start and found.memory == pytest.approx(true.memory, rel=0.12)
     assert regret_of(found, true, info) < 0.6 * regret_of(start, true, info)
-    kernels = {kernel for timed in probes.probes(info) for kernel in (one.kernel for one in timed.ways)}
+    kernels = {kernel for timed in probes.probes(info) for kernel in (one.kernel for one in timed.candidates)}
     assert ("warp_specialised" in kernels) == (info.capability == (9, 0)) and "portable" in kernels
     own = found.kernels["portable"]["products"]["half"][0] / start.kernels["portable"]["products"]["half"][0]
     assert 0.6 < own < 0.9
@@ -139,7 +139,7 @@ def test_what_is_not_measured_changes_with_what_is_like_it() -> None:
     true = planted(start)
     probed = [probe for probe in probes.probes(OTHER) if probe.problem.precision == "half"][:16]
     timed = [
-        fit.Timed(probe.problem, {one: true_us(probe.problem, one, true, 0.0) for one in probe.ways.values()})
+        fit.Timed(probe.problem, {one: true_us(probe.problem, one, true, 0.0) for one in probe.candidates.values()})
         for probe in probed
     ]
     found = fit.fit(timed, start).model
@@ -248,7 +248,10 @@ def test_a_fit_is_judged_by_what_it_has_not_seen() -> None:
     timed = [
         fit.Timed(
             probe.problem,
-            {one: predicted(probe.problem, one, start) * exp(random.gauss(0, 0.3)) for one in probe.ways.values()},
+            {
+                one: predicted(probe.problem, one, start) * exp(random.gauss(0, 0.3))
+                for one in probe.candidates.values()
+            },
         )
         for probe in probes.probes(OTHER)[:16]
     ]
@@ -318,18 +321,18 @@ def test_the_command_reports_and_fails(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_where_the_models_choice_fails_others_are_compared_with_the_next() -> None:
     probe = probes.probes(OTHER)[1]
-    first, second, *rest = probe.ways
+    first, second, *rest = probe.candidates
     lab = Lab(OTHER, model_without_calibration(OTHER), broken=lambda selection: "no" if selection == first else None)
     (timed,) = measuring.measure(lab, [probe], 10.0).timed
-    assert len(timed.us) == 1 + len(rest) and probe.ways[second] in timed.us
+    assert len(timed.us) == 1 + len(rest) and probe.candidates[second] in timed.us
 
 
 def test_measuring_needs_two_candidates() -> None:
     lab = Lab(OTHER, model_without_calibration(OTHER), broken=lambda selection: "no" if selection != first else None)
     probe = probes.probes(OTHER)[1]
-    first = next(iter(probe.ways))
+    first = next(iter(probe.candidates))
     found = measuring.measure(lab, [probe], 10.0)
-    assert found.timed == [] and len(found.failed) == len(probe.ways) - 1
+    assert found.timed == [] and len(found.failed) == len(probe.candidates) - 1
 
 
 def test_a_choice_that_stayed_has_not_where_the_model_has_another(tmp_path: Path) -> None:

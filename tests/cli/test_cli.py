@@ -30,8 +30,8 @@ from triton_gemm import cli, tables
 from triton_gemm.cli import output, products, source_tree, words
 from triton_gemm.cli.app import app
 from triton_gemm.hardware import nvml
+from triton_gemm.hardware.gpu_key import GpuKey
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.hardware.silicon import Silicon
 from triton_gemm.layers import problems_of
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import doctor
@@ -255,7 +255,7 @@ def test_what_cannot_be_done_is_no_wrong_call(folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "/dev/null")
     file = folder.parent / "given.json"
     file.parent.mkdir(parents=True)
-    file.write_text(tables.files.Table(Silicon.of(H200)).text())
+    file.write_text(tables.files.Table(GpuKey.of(H200)).text())
     assert "error" in document("cache", "import", file, code=1)
 
 
@@ -442,7 +442,7 @@ def test_tables_are_listed_shown_and_verified(folder: Path) -> None:
     assert document("cache", "verify", "--device", "h200")["tables"] == []
     stored = store(problem_of())
     (one,) = document("cache", "ls")["tables"]
-    assert (one["entries"], one["silicon"], one["whose"]) == (1, str(Silicon.of(H200)), "user's table")
+    assert (one["entries"], one["silicon"], one["whose"]) == (1, str(GpuKey.of(H200)), "user's table")
     assert "sm_90-132sms-6016bit-700W" in words_of("cache", "ls")
     for where in ([one["file"]], ["--device", "h200"]):
         (entry,) = document("cache", "show", *where)["entries"]
@@ -539,7 +539,7 @@ def test_clear_asks_first(folder: Path) -> None:
 
 def test_clear_asks_before_it_deletes_what_tuning_noted(folder: Path) -> None:
     folder.mkdir(parents=True)
-    note = folder / f"{Silicon.of(H200)}{tables.checks.JOURNAL}"
+    note = folder / f"{GpuKey.of(H200)}{tables.checks.JOURNAL}"
     note.touch()
     refused = call("cache", "clear", stdin="n\n")
     assert refused.exit_code == 1 and "Delete 0 tables and 1 notes of tuning" in refused.output and note.exists()

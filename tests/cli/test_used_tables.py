@@ -22,7 +22,7 @@ from triton_gemm.tables import files
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> files.Table:
     """Every 20th entry of the H200's shipped table, as the only table."""
     (path,) = (kit.PACKAGE / "tables").glob("*6016bit*")
-    whole = files.look(path).table
+    whole = files.contents_of(path).table
     assert whole is not None
     few = replace(whole, entries=dict([*whole.entries.items()][::20]))
     monkeypatch.setattr(tables.queries, "SHIPPED", tmp_path / "package")

@@ -11,9 +11,9 @@ import torch
 
 from perf.accuracy import __main__ as command
 from perf.accuracy import tables
+from perf.accuracy.candidates import KINDS, Operands
 from perf.accuracy.inputs import ERRORS, INPUTS, Drawing, drawn
 from perf.accuracy.judge import answer, failures, questions
-from perf.accuracy.ways import KINDS, Operands
 from perf.measure import environment
 from tests.support.report_records import SURROUNDINGS
 

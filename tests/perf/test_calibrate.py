@@ -177,7 +177,7 @@ def test_the_first_candidate_is_what_select_chooses(regime: str) -> None:
         if Measured(shape, mode, 1.0, {}).regime != regime:
             continue
         problem = gemm_problem(shape, mode)
-        chosen, found = select(problem, HOPPER), measure.ways(problem, HOPPER)
+        chosen, found = select(problem, HOPPER), measure.candidates_of(problem, HOPPER)
         assert chosen.algorithm == found[0].algorithm
         forms = {
             (
@@ -254,7 +254,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("clusters")
 def test_clusters_are_among_the_candidates_and_in_the_file(tmp_path: Path) -> None:
     shape, file = Shape(712, 1264, 4976, layout="nt"), tmp_path / "clusters.json"
-    found = measure.ways(gemm_problem(shape), HOPPER)
+    found = measure.candidates_of(gemm_problem(shape), HOPPER)
     configs = [candidate.algorithm.config for candidate in found if candidate.algorithm.kernel == "warp_specialised"]
     forms = {(config.CLUSTER_M, config.CLUSTER_N) for config in configs}
     assert forms == {(1, 1), *((config.CLUSTER_M, config.CLUSTER_N) for config in warp_specialised.CLUSTERED)}
@@ -298,7 +298,7 @@ def test_a_shape_that_tells_something_else_comes_early(newest: times.Calibration
     found = design.design(some, model, 99)
     assert row in found[:3] and len(found) == len(some) and len(design.design(some, model, 4)) == 4
     few = design.few(some[0], model)
-    assert len(few.us) == len({candidate.algorithm[:2] for candidate in few.us}) <= probes.WAYS
+    assert len(few.us) == len({candidate.algorithm[:2] for candidate in few.us}) <= probes.CANDIDATES
 
 
 def test_regret_is_of_the_pick() -> None:
@@ -394,7 +394,7 @@ def test_candidates_are_measured_beside_cublas(tmp_path: Path, capsys: pytest.Ca
     found = times.read(file)
     assert [(measured.shape, measured.mode) for measured in found.shapes] == list(TINY)
     for measured in found.shapes:
-        assert list(measured.us) == measure.ways(measured.problem, HOPPER)
+        assert list(measured.us) == measure.candidates_of(measured.problem, HOPPER)
         assert {measured.cublas_us, *measured.us.values()} == {1000.0}
     assert regret.unmeasured(found) == []
     assert json.loads(file.read_text())["environment"] == {**SURROUNDINGS, "clocks": {"clocks_sm": 1755}}
@@ -407,8 +407,8 @@ def test_wrong_results_are_not_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = select(gemm_problem(TINY[0][0]), HOPPER).config.BLOCK_M
-    selections = [Selection.of(one, "") for shape, _ in TINY for one in measure.ways(gemm_problem(shape), HOPPER)]
-    of_wrong = {selection: "one is off" for selection in selections if wrong == selection.config.BLOCK_M}
+    listed = [Selection.of(one, "") for shape, _ in TINY for one in measure.candidates_of(gemm_problem(shape), HOPPER)]
+    of_wrong = {selection: "one is off" for selection in listed if wrong == selection.config.BLOCK_M}
     monkeypatch.setattr(FakePlan, "wrong", of_wrong)
     file = tmp_path / "file.json"
     assert calibrate.main(["measure", "--out", str(file)]) == 1

@@ -46,7 +46,7 @@ def test_limits() -> None:
 def test_the_newest_race_comes_first(tmp_path: Path) -> None:
     for day, gpu, triton in ((1, H100, "3.9.0"), (2, H100, "3.9.0"), (3, H100, "3.8.0"), (4, "NVIDIA H200", "3.9.0")):
         write(tmp_path, f"{day}-{triton}", {"x": {"a": float(day)}}, day, gpu, triton)
-    assert choices.races(H100, tmp_path) == {"x": [{"a": 2.0}, {"a": 1.0}]}
+    assert choices.timed_products(H100, tmp_path) == {"x": [{"a": 2.0}, {"a": 1.0}]}
 
 
 def write(

@@ -250,11 +250,11 @@ def test_the_fastest_and_the_modelled_one_are_found(record: Record) -> None:
     assert [len(tile) for tile in found.by_tile()] == [3, 1, 1]
     assert [timed.config.GROUP_M for timed in found.one_choice_off("GROUP_M")] == [16]
     assert found.one_choice_off("num_warps") == []
-    words = autotuner.says(found)
+    words = autotuner.summary(found)
     assert "chose `128x256x64,8,4,8`, which reaches 80.0 % of that speed. `128x256x64,8,6,8` failed." in words
     assert tables.tuning(found).endswith("\n| 128x256x64,8,6,8 | failed |  |  |  |  |")
     record.tuning[KEY].configs["128x256x64,8,4,8"] = tuned(0.1)
-    assert "The model chose the same configuration." in autotuner.says(autotuner.shown(record)[0])
+    assert "The model chose the same configuration." in autotuner.summary(autotuner.shown(record)[0])
 
 
 def test_what_is_not_known_is_left_out(record: Record) -> None:
@@ -264,7 +264,7 @@ def test_what_is_not_known_is_left_out(record: Record) -> None:
     configs |= {text: replace(tuned, blocks_per_sm=None) for text, tuned in configs.items()}
     (found,) = autotuner.shown(record)
     assert found.modelled is None and found.expected(found.fastest) is None
-    words = autotuner.says(found)
+    words = autotuner.summary(found)
     assert not any(part in words for part in ("The model", "one of these is changed", "failed"))
     results = Results([record], [])
     assert words in block("k08", results) and rung_page.NOTHING in block("k08", results)

@@ -52,9 +52,7 @@ def test_equal_states_have_equal_fingerprints(folder: Path, tmp_path: Path) -> N
     assert triton_gemm.selection_fingerprint("h200") == triton_gemm.selection_fingerprint(named_device("h200"))
     tables.clear()
     empty = parts()
-    folder.joinpath(files.Table(tables.Silicon.of(HOPPER)).name).write_text(
-        files.Table(tables.Silicon.of(HOPPER)).text()
-    )
+    folder.joinpath(files.Table(tables.GpuKey.of(HOPPER)).name).write_text(files.Table(tables.GpuKey.of(HOPPER)).text())
     tables.reload()
     assert tables.queries.tables_in(folder, HOPPER) and differ(empty) == set(), "a table of nothing is as none"
 

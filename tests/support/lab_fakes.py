@@ -28,7 +28,7 @@ from triton_gemm.tuning import candidates, gpu, timing
 from triton_gemm.tuning.conditions import Conditions
 from triton_gemm.tuning.gpu import TORCH, Gpu
 from triton_gemm.tuning.journal import Journal
-from triton_gemm.tuning.race import FailedError
+from triton_gemm.tuning.trials import FailedError
 
 REPLAY_S = 0.004
 REFERENCE_MS = 0.007
@@ -125,7 +125,7 @@ class FakeLab:
     def now(self) -> float:
         return self.kernels.now()
 
-    def look(self) -> Conditions:
+    def conditions(self) -> Conditions:
         self.kernels.clock += 0.15
         now = self.kernels.clock
         ms = REFERENCE_MS * self.kernels.slow(now) * exp(self.kernels.random.gauss(0, 0.005))

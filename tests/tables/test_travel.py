@@ -97,7 +97,7 @@ def test_of_a_table_of_another_triton_the_faster_entry_is_kept(fault: str, folde
     tables.import_from(fast), tables.import_from(slow)
     for order in ([fast, slow], [slow, fast]):
         assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
-        (entry,) = files.look(out).table.entries.values()
+        (entry,) = files.contents_of(out).table.entries.values()
         assert entry.us == 1.0
 
 

@@ -120,7 +120,7 @@ def test_only_rows_of_single_row_major_matrices_are_of_a_weight() -> None:
 
 def test_files_hold_ranges_and_older_ones_none(folder: Path) -> None:
     store()
-    table = Table(tables.Silicon.of(HOPPER))
+    table = Table(tables.GpuKey.of(HOPPER))
     text = (folder / table.name).read_text()
     assert '"least_rows": 385' in text
     read = files.parse(text.encode()).table

@@ -27,10 +27,10 @@ from triton_gemm.runtime import background
 from triton_gemm.tuning import gpu, recording, timing
 from triton_gemm.tuning.comparison import MOST_ROUNDS, PRECISE, Comparing
 from triton_gemm.tuning.gpu import TORCH
-from triton_gemm.tuning.race import FailedError
 from triton_gemm.tuning.report import COLUMNS, Comparison, ProductComparison
 from triton_gemm.tuning.session import against_torch
 from triton_gemm.tuning.timing import DeviceLostError
+from triton_gemm.tuning.trials import FailedError
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 SMALL, LARGE = problem_of(64, 4096, 4096), problem_of(4096, 4096, 4096)

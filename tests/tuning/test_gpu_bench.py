@@ -34,8 +34,8 @@ from triton_gemm.suites.shapes import Shape
 from triton_gemm.tuning import gpu, operands, timing, truth
 from triton_gemm.tuning.gpu import Gpu
 from triton_gemm.tuning.journal import Journal
-from triton_gemm.tuning.race import FailedError
 from triton_gemm.tuning.timing import DeviceLostError
+from triton_gemm.tuning.trials import FailedError
 
 BF16 = torch.bfloat16
 pytestmark = pytest.mark.usefixtures("no_gpu")
@@ -208,7 +208,7 @@ def test_the_reference_product_is_probed_under_load(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gpu, "operands", noting)
     lab.prepare(small(), [])
     assert len(made) == 3, "the reference product is made in the first product's own time"
-    found = lab.look()
+    found = lab.conditions()
     gc.collect()
     assert len(made) == 3 and all(x() is not None for x in made), "a graph does not keep what it reads and writes"
     assert (found.ms, found.mhz, found.slowed) == (1.0, 1980, ("too hot",))
@@ -379,7 +379,7 @@ def test_a_whole_calibration(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyP
     assert report.timed > 3 * report.shapes and not report.failed and report.device == HOPPER.name
     kept = device_model.model_of(HOPPER)
     assert (report.path is None) == (kept is device_model.model_without_calibration(HOPPER))
-    selection = next(iter(probes.probes(HOPPER)[0].ways))
+    selection = next(iter(probes.probes(HOPPER)[0].candidates))
     FakePlan.wrong = {selection: "raises"}
     report = triton_gemm.calibrate(60, keep=False)
     assert any("cannot be launched" in why for _, why in report.failed) and report.path is None

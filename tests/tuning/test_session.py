@@ -391,8 +391,8 @@ def test_a_race_has_two_seconds_and_the_last_problems_none(folder: Path) -> None
 
 def test_conditions_after_one_race_are_those_before_the_next(folder: Path) -> None:
     lab, times = FakeLab(chance), list[float]()
-    conditions = lab.look
-    lab.look = lambda: (times.append(lab.now()), conditions())[1]
+    conditions = lab.conditions
+    lab.conditions = lambda: (times.append(lab.now()), conditions())[1]
     tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(1, 5)}, lab)
     assert len(times) == 5
     lab.prepare = lambda problem, selections: lab.kernels.pause(1.1)
