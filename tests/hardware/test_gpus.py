@@ -134,5 +134,5 @@ def test_nothing_is_predicted_to_be_faster_than_the_gpu(name: str, mode: str) ->
         assert ("not measured on this GPU" in reason) == (origin(device) == "derived")
         if i < 3:
             assert all(
-                way.predicted_us is None or way.predicted_us >= least for way in compare(problem, device).fastest
+                one.predicted_us is None or one.predicted_us >= least for one in compare(problem, device).fastest
             )

@@ -156,12 +156,12 @@ def test_the_end_of_a_process_waits_for_a_folder_once(world: World) -> None:
 def ask_no_writer(ask: Callable[..., Any]) -> Callable[..., Any]:
     """As `background.ask`, but who is to write never ends."""
 
-    def asked(plan: Any, device: Any, function: Callable[..., Any], *of: Any) -> Any:
+    def request(plan: Any, device: Any, function: Callable[..., Any], *of: Any) -> Any:
         if function.__name__ == "write_by":
             return Question(function, *of)
         return ask(plan, device, function, *of)
 
-    return asked
+    return request
 
 
 def test_a_rule_that_ends_amid_a_race_ends_it(world: World) -> None:
@@ -287,7 +287,7 @@ def test_a_process_ends_where_the_thread_has_ended(world: World) -> None:
     learner.thread = threading.Thread(target=learner._run)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "allow_during_captures", lambda: None)
-        patch.setattr(learner, "poll", lambda look=learner.poll: (look(), 60.0)[1])  # it does not sleep at the end
+        patch.setattr(learner, "poll", lambda poll=learner.poll: (poll(), 60.0)[1])  # it does not sleep at the end
         learner.thread.start()
         learner.finish()
     assert not learner.thread.is_alive() and not world.service.graphs
@@ -309,7 +309,7 @@ def test_a_weight_of_the_call_is_read_beside_calls_of_it(service: Service, monke
     assert len(service.launches) <= launches + 1 and not service.graphs, "its weight is elsewhere"
 
 
-def test_what_cannot_be_stored_is_said(
+def test_what_cannot_be_stored_is_logged(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learned, "store", lambda *_, **__: [][0])

@@ -191,24 +191,24 @@ def test_without_a_rule_that_learns_plans_have_no_turns(
     assert not tables.folder() or not list(tables.folder().glob("*"))  # type: ignore[union-attr]
 
 
-def test_a_thread_looks_which_may_do_what_captures_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_that_polls_may_do_what_captures_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[threading.Thread] = []
     monkeypatch.setattr(tuner, "allow_during_captures", lambda: allowed.append(threading.current_thread()))
-    looks: list[threading.Thread] = []
+    polls: list[threading.Thread] = []
     made = tuner.Tuner()
     ended = threading.Event()
 
-    def look() -> float:
-        looks.append(threading.current_thread())
-        if len(looks) == 5:
+    def poll() -> float:
+        polls.append(threading.current_thread())
+        if len(polls) == 5:
             ended.set()
             threading.Event().wait()
         return 0.001
 
-    made.poll = look  # type: ignore[method-assign]
+    made.poll = poll  # type: ignore[method-assign]
     thread = threading.Thread(target=made._run, daemon=True)
     thread.start()
-    assert ended.wait(10) and allowed == [thread] and looks == [thread] * 5
+    assert ended.wait(10) and allowed == [thread] and polls == [thread] * 5
 
 
 def test_a_thread_learns_while_calls_go_on(

@@ -257,7 +257,7 @@ def test_the_fastest_and_the_modelled_one_are_found(record: Record) -> None:
     assert "The model chose the same configuration." in autotuner.summary(autotuner.shown(record)[0])
 
 
-def test_what_is_not_known_is_not_told(record: Record) -> None:
+def test_what_is_not_known_is_left_out(record: Record) -> None:
     configs = record.tuning[KEY].configs
     for text in configs.keys() - {"128x256x64,8,5,8", "64x64x32,4,4,8"}:  # which differ in every parameter
         del configs[text]
@@ -313,8 +313,8 @@ def test_the_fastest_and_the_modelled_one_are_marked(record: Record, figures: di
     rings = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
     assert [(line.get_marker(), float(line.get_ydata()[0])) for line in rings] == [("o", 0), ("s", 2)]
     marks = [line for line in axes.lines if line.get_markersize() == 6]
-    looks = {(line.get_color(), line.get_marker()) for line in marks if len(line.get_xdata()) == 1}
-    assert looks == {(autotuner.WARPS[8], "s"), (autotuner.WARPS[8], "P"), (autotuner.WARPS[4], "s")}
+    line_styles = {(line.get_color(), line.get_marker()) for line in marks if len(line.get_xdata()) == 1}
+    assert line_styles == {(autotuner.WARPS[8], "s"), (autotuner.WARPS[8], "P"), (autotuner.WARPS[4], "s")}
     ticks = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "|"]
     assert len(ticks) == 5 and max(ticks) == pytest.approx(2 * 4096**3 / 0.2 / 1e9)
 

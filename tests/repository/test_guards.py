@@ -27,14 +27,14 @@ def test_names_options_and_schemas_are_those_of_the_record(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[pytest.mark.full] * (way == "batch-invariant")) for way in guards.WAYS]
+    "rule", [pytest.param(rule, marks=[pytest.mark.full] * (rule == "batch-invariant")) for rule in guards.RULES]
 )
 @pytest.mark.parametrize("device", guards.DEVICES)
-def test_choices_and_their_bits_are_those_of_the_record(device: str, way: str) -> None:
+def test_choices_and_their_bits_are_those_of_the_record(device: str, rule: str) -> None:
     known = guards.read()["choices"].get(guards.key())
     if known is None:
         pytest.skip(f"no choices are recorded for Triton {guards.key()}")
-    assert guards.digests(device, way) == known[f"{device}, {way}"]
+    assert guards.digests(device, rule) == known[f"{device}, {rule}"]
 
 
 @pytest.mark.parametrize("path", sorted(tables.queries.SHIPPED.glob("*.json")), ids=lambda path: path.name)

@@ -107,7 +107,7 @@ CPU = -1  # as C++ has the number of that device
 BEGUN = [("cuGraphLaunch", 11, 0), ("cuEventRecord", 22, 0)]
 
 
-def test_calls_are_counted_and_told_of(calls: Calls, learner: Learner) -> None:
+def test_calls_are_counted_and_reported(calls: Calls, learner: Learner) -> None:
     turn = calls.made_plan.turn
     turn.calls()
     assert calls.are_by_cpp(1000) == [True] * 1000 and learner.turns == 0 and turn.calls() == 1000
@@ -138,7 +138,7 @@ def test_a_call_says_its_stream_to_no_one(calls: Calls, learner: Learner, monkey
     assert turn.stream == 0 and learner.turns == 0
 
 
-def test_what_python_raises_when_it_is_told_comes_through(calls: Calls, learner: Learner) -> None:
+def test_what_python_raises_at_a_report_comes_through(calls: Calls, learner: Learner) -> None:
     """As of a signal's handler."""
     calls.made_plan.turn.request_call(True)
     learner.raises = True
@@ -230,7 +230,7 @@ def test_python_s_own_calls_count_too(
     assert learner.turns == 3 and begun == BEGUN and turns.job.launched == (0 if by_cpp else 3)
 
 
-def test_nothing_is_told_while_no_rule_learns(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_turn_comes_while_no_rule_learns(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "active", lambda: False)
     calls.made_plan.turn.request_call(True)
     calls.are_by_cpp(1000)

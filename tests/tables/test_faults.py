@@ -35,7 +35,7 @@ from triton_gemm.tables import files, records
 from triton_gemm.tables.files import Table
 from triton_gemm.tables.records import Entry
 
-SILICON = GpuKey((9, 0), 132, 6016, 700, "a GPU")
+GPU_KEY = GpuKey((9, 0), 132, 6016, 700, "a GPU")
 
 
 # --- Who writes at once ---
@@ -442,7 +442,7 @@ def test_no_file_makes_reading_fail(data: st.DataObject) -> None:
     problem = problem_of()
     algorithm = Algorithm("warp_specialised", another(problem).config, Schedule(132))
     entry = Entry(algorithm, 1.0, 1.0, "", "")
-    file = json.loads(Table(SILICON, entries={problem: entry}).text())
+    file = json.loads(Table(GPU_KEY, entries={problem: entry}).text())
     for _ in range(data.draw(st.integers(1, 3))):
         at: Any = file
         while True:

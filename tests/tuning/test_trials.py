@@ -93,9 +93,9 @@ def test_times_are_those_of_one_clock() -> None:
         kernels.compile(range(len(times)))
         kernels.slow = lambda now: 1.0 + 0.1 * now
         found = trials.run_trials(range(len(times)), kernels, BUDGET_S)
-        ratios = {way: ms / found.times[0] for way, ms in found.times.items()}
+        ratios = {candidate: ms / found.times[0] for candidate, ms in found.times.items()}
         assert len(ratios) == len(times) > len(kernels.dropped) > 10
-        assert ratios == {way: pytest.approx(time, rel=0.01) for way, time in enumerate(times)}
+        assert ratios == {candidate: pytest.approx(time, rel=0.01) for candidate, time in enumerate(times)}
 
 
 def test_of_equally_fast_ones_the_first_wins() -> None:
@@ -105,19 +105,19 @@ def test_of_equally_fast_ones_the_first_wins() -> None:
 
 def test_the_slow_are_left_out_and_the_broken_named() -> None:
     times = [1.0, 5.0, 0.9, 0.95, 0.5]
-    kernels = Kernels(times.__getitem__, broken=lambda way: "it is broken" if way == 4 else None)
+    kernels = Kernels(times.__getitem__, broken=lambda candidate: "it is broken" if candidate == 4 else None)
     found = trials.run_trials(range(5), kernels, BUDGET_S)
     assert found.winner == 2 and found.failed == {4: "it is broken"}
     assert 1 in kernels.dropped and 4 not in kernels.timed
     assert found.timed == 4 and not found.untried
     assert found.once == {1: pytest.approx(times[1] * found.times[0], rel=0.2)}
-    timed = {way: ms / found.times[0] for way, ms in found.times.items()}
-    assert timed == {way: pytest.approx(times[way], rel=0.01) for way in (0, 2, 3)}
+    timed = {candidate: ms / found.times[0] for candidate, ms in found.times.items()}
+    assert timed == {candidate: pytest.approx(times[candidate], rel=0.01) for candidate in (0, 2, 3)}
 
 
 def test_without_the_incumbent_there_is_no_race() -> None:
     with pytest.raises(FailedError, match="broken"):
-        trials.run_trials(range(2), Kernels([1.0, 1.0].__getitem__, broken=lambda way: "broken"), BUDGET_S)
+        trials.run_trials(range(2), Kernels([1.0, 1.0].__getitem__, broken=lambda candidate: "broken"), BUDGET_S)
 
 
 def test_what_is_compiled_is_timed_while_others_are_compiled() -> None:
@@ -164,14 +164,14 @@ def test_a_mistake_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_enters_is_timed_against_the_incumbent_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """And who is far too slow is not."""
     kernels = Kernels([1.0, 1.1, 9.0, 0.9, 1.05, 1.2, 0.95].__getitem__)
-    heats = noted(monkeypatch, kernels, "time", lambda ways, rounds: (list(ways), rounds))
+    heats = noted(monkeypatch, kernels, "time", lambda candidates, rounds: (list(candidates), rounds))
     field = trials._Trials(range(7), kernels, None, None)
     field.add(0)
     field.run_first_rounds(BUDGET_S)
     assert all(
-        ways[0] == 0 and 1 < len(ways) <= trials.AT_ONCE and rounds == trials.FIRST_ROUNDS for ways, rounds in heats
+        some[0] == 0 and 1 < len(some) <= trials.AT_ONCE and rounds == trials.FIRST_ROUNDS for some, rounds in heats
     )
-    assert sorted(way for ways, _ in heats for way in ways[1:]) == [1, 3, 4, 5, 6]
+    assert sorted(candidate for some, _ in heats for candidate in some[1:]) == [1, 3, 4, 5, 6]
     assert sorted(field.ms) == [0, 1, 3, 4, 5, 6] and kernels.dropped == [2] and field.timed == 7
 
 
@@ -181,7 +181,7 @@ def test_rounds_double_as_the_field_halves(monkeypatch: pytest.MonkeyPatch) -> N
     field = trials._Trials(range(40), kernels, None, None)
     field.add(0)
     field.run_first_rounds(1000.0)
-    halves = noted(monkeypatch, kernels, "time", lambda ways, rounds: (len(ways), rounds))
+    halves = noted(monkeypatch, kernels, "time", lambda candidates, rounds: (len(candidates), rounds))
     field.run_halving_rounds(1000.0)
     assert len(halves) >= 3 and halves[0][1] == 2 * trials.FIRST_ROUNDS
     for (before, some), (after, more) in pairwise(halves):
