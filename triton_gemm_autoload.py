@@ -46,8 +46,8 @@ def _warn(why: str) -> None:
     import sys
     import warnings
 
-    says = f"products stay torch's, as triton_gemm is not enabled: {why}"
+    text = f"products stay torch's, as triton_gemm is not enabled: {why}"
     try:
-        warnings.warn(says, RuntimeWarning, stacklevel=3)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
     except RuntimeWarning:  # warnings are errors here
-        print(says, file=sys.stderr)
+        print(text, file=sys.stderr)

@@ -38,8 +38,8 @@ def main() -> None:
         except ModuleNotFoundError:  # typer or rich, and the package says so
             pass
         else:
-            for name, says in COMMANDS.items():
-                app.command(name, help=says)(lambda: None)
+            for name, help in COMMANDS.items():
+                app.command(name, help=help)(lambda: None)
             return run(app)
     from triton_gemm.cli import main
 

@@ -85,7 +85,7 @@ def row(name: str, cases: Sequence[ElementTree.Element]) -> dict[str, Any]:
     for case in cases:
         test = case.attrib["name"]
         failed = case.find("failure") if case.find("failure") is not None else case.find("error")
-        skipped, said = case.find("skipped"), case.findtext("system-out", "")
+        skipped, output = case.find("skipped"), case.findtext("system-out", "")
         for begin in case.iterfind("properties/property[@name='begin']"):
             begins.append(float(begin.attrib["value"]))
             ends.append(begins[-1] + float(case.attrib["time"]))
@@ -95,11 +95,11 @@ def row(name: str, cases: Sequence[ElementTree.Element]) -> dict[str, Any]:
         if PLANTED.search(test):
             planted, found = planted + 1, found + (failed is None)
         else:
-            count += sum(int(number.replace(",", "")) for number in COUNT.findall(said)[-1:]) or 1
+            count += sum(int(number.replace(",", "")) for number in COUNT.findall(output)[-1:]) or 1
         if failed is not None:
             detail = FOUND.search(failed.text or "")
             words = detail[1] if detail else failed.attrib.get("message", "").partition("\n")[0][:300]
-            failures += [f"{test}: {words}" for words in dict.fromkeys(FAILED.findall(said)) or [words]]
+            failures += [f"{test}: {words}" for words in dict.fromkeys(FAILED.findall(output)) or [words]]
     return {
         "name": name,
         "what": SECTIONS[name][0],
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("there is no CUDA device here")
     made = environment.describe("battery")
     record = {"environment": made, **battery(given.only or list(SECTIONS), given.cores or at_once(), given.budget)}
-    print(f"\n{text(record)}\n\nWhat each test said: {shown(JUNIT)}")
+    print(f"\n{text(record)}\n\nThe output of each test: {shown(JUNIT)}")
     version = ".".join(str(made["triton"]).split(".")[:2])
     out = given.out or (None if given.only else RECORDS.path(RESULTS, {**made, "triton": version}))
     if out is not None:

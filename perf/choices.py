@@ -1,7 +1,7 @@
 """Compares today's choices with the committed ones, for all listed products in bf16: python -m perf.choices
 
-Needs no GPU. A product's choice may differ from that in perf/results/<gpu>/choices.csv only if the newest race that
-timed both finds it at most 2 % slower. In the mean choices may become 0.3 % slower. Choices that no race has timed are
+Needs no GPU. A product's choice may differ from that in perf/results/<gpu>/choices.csv only if the newest trial that
+timed both finds it at most 2 % slower. In the mean choices may become 0.3 % slower. Choices that no trial has timed are
 listed, and may be 3 % of all; `python -m perf.tuning suites` times them. --changes, a step of `make check`, does not
 count those that are the committed ones. --update writes today's choices. Kits are left out, so that a changed kernel is
 no changed choice. Exit status: 1 if a limit is exceeded, 2 for a mistake in the call.
@@ -30,8 +30,8 @@ from triton_gemm.hardware.gpus import named_device
 from triton_gemm.runtime import policies
 from triton_gemm.tables.records import named
 
-TRITON = "3.9.0"  # of the races
-# Choices depend on Triton's version and on whether it has clusters, which is told by `inline_asm`.
+TRITON = "3.9.0"  # of the trials
+# Choices depend on Triton's version and on whether it has clusters, as `inline_asm` shows.
 CHILD = f"""
 import triton, triton.experimental.gluon.language as language
 triton.__version__, language.inline_asm = {TRITON!r}, getattr(language, "inline_asm", None)
@@ -39,14 +39,14 @@ from perf.choices import child
 child()
 """
 GPUS = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200"}  # by the name in a record
-ONE, MEAN, UNKNOWN = 0.02, 0.003, 0.03  # what one choice may lose, all in the mean, and the share without a race
+ONE, MEAN, UNKNOWN = 0.02, 0.003, 0.03  # what one choice may lose, all in the mean, and the share without a trial
 FILE, COLUMNS = "choices.csv", ("product", "choice")
-Race = Mapping[str, float]  # microseconds by candidate
+Times = Mapping[str, float]  # microseconds by candidate
 
 
 @dataclass(frozen=True)
 class Found:
-    """A product's choice before and today. lost: today's time over the time before, less 1; None: no race timed both,
+    """A product's choice before and today. lost: today's time over the time before, less 1; None: no trial timed both,
     or the choice if it is new."""
 
     product: str
@@ -55,10 +55,10 @@ class Found:
     lost: float | None
 
 
-def races(gpu: str, results: Path) -> dict[str, list[Race]]:
-    """The races of each product on a GPU with Triton TRITON, the newest first."""
+def timed_products(gpu: str, results: Path) -> dict[str, list[Times]]:
+    """The trials of each product on a GPU with Triton TRITON, the newest first."""
     records = [x for x in committed(results) if (x["environment"]["gpu"], x["environment"]["triton"]) == (gpu, TRITON)]
-    found: dict[str, list[Race]] = {}
+    found: dict[str, list[Times]] = {}
     for record in sorted(records, key=lambda record: record["environment"]["date"], reverse=True):
         for product in record["products"]:
             found.setdefault(product["product"], []).append(times_of(product))
@@ -85,13 +85,13 @@ def chosen_as_recorded() -> dict[str, dict[str, str]]:
 
 
 def compared(
-    today: Mapping[str, str], before: Mapping[str, str], timed: Mapping[str, Sequence[Race]]
+    today: Mapping[str, str], before: Mapping[str, str], timed: Mapping[str, Sequence[Times]]
 ) -> Iterator[Found]:
     for product, choice in today.items():
         known = before.get(product)
         names = {choice, known or choice}
-        race = next((race for race in timed.get(product, ()) if names <= race.keys()), None)
-        lost = None if race is None else race[choice] / race[known or choice] - 1
+        times = next((times for times in timed.get(product, ()) if names <= times.keys()), None)
+        lost = None if times is None else times[choice] / times[known or choice] - 1
         yield Found(product, known, choice, lost)
 
 
@@ -106,7 +106,7 @@ def exceeded(found: Sequence[Found]) -> list[str]:
         lines.append(f"today's choices are {100 * mean:.2g} % slower in the mean")
     if len(unknown) > UNKNOWN * len(found):
         lines += [
-            f"{len(unknown)} of {len(found)} choices were timed in no race; `python -m perf.tuning suites` times them"
+            f"{len(unknown)} of {len(found)} choices were timed in no trial; `python -m perf.tuning suites` times them"
         ]
     return lines
 
@@ -114,7 +114,7 @@ def exceeded(found: Sequence[Found]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.choices", description=__doc__)
     parser.add_argument("--update", action="store_true", help="write today's choices")
-    parser.add_argument("--changes", action="store_true", help="do not count unchanged choices that no race has timed")
+    parser.add_argument("--changes", action="store_true", help="do not count unchanged choices that no trial has timed")
     parser.add_argument("--missing", choices=GPUS.values(), help="print only the products of this GPU not recorded yet")
     given = parser.parse_args(arguments)
     if given.missing:
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if file.exists():
             with file.open(newline="") as opened:
                 before = {row["product"]: row["choice"] for row in csv.DictReader(opened)}
-        found = list(compared(today, before, races(gpu, RESULTS)))
+        found = list(compared(today, before, timed_products(gpu, RESULTS)))
         if given.changes:
             found = [replace(x, lost=0.0) if x.before == x.today else x for x in found]
         changed = [x for x in found if x.before not in (None, x.today)]

@@ -310,9 +310,9 @@ class Calls(RuleBasedStateMachine):
             found = torch.stack([verdict for verdict, _ in waiting]).tolist()
         if any(wrong or outside for wrong, _, outside in found):
             Calls.deadline = math.inf  # hypothesis calls all this again, to see it fail again
-        for (wrong, worst, outside), (_, said) in zip(found, waiting, strict=True):
-            assert outside == 0, f"{said}: {outside:.0f} bytes were written that are no result's"
-            assert wrong == 0, f"{said}: {wrong:.0f} elements are wrong, by up to {worst:.3g} times the bound"
+        for (wrong, worst, outside), (_, name) in zip(found, waiting, strict=True):
+            assert outside == 0, f"{name}: {outside:.0f} bytes were written that are no result's"
+            assert wrong == 0, f"{name}: {wrong:.0f} elements are wrong, by up to {worst:.3g} times the bound"
 
     def _say(self, name: str, /, **arguments: Any) -> None:
         Calls.log.append(Step(name, arguments))
@@ -475,14 +475,14 @@ def share(minutes: float, jobs: int, number: int, folder: Path) -> int:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-        said, words = (folder / f"{i}.out").read_text(), (folder / f"{i}.err").read_text()
+        printed, words = (folder / f"{i}.out").read_text(), (folder / f"{i}.err").read_text()
         if child.returncode:
             failed += 1
             how = "failed" if child.returncode == 1 else f"died, or did not end ({child.returncode})"
             print(f"process {i}, seed {number + i}, {how}:\n{words}")
             if child.returncode != 1 and journal.exists():
                 print(f"Its last example, not shrunk:\n\n{journal.read_text()}")
-        count, _, planned = said.partition(" products; planned: ")
+        count, _, planned = printed.partition(" products; planned: ")
         total += int(count) if count.isdigit() else 0
         for item in filter(None, planned.strip().split(", ")):
             size, kernel = item.split(" ")

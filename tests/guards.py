@@ -38,7 +38,7 @@ from triton_gemm.suites.shapes import Shape, between
 
 FILE = Path(__file__).parent / "guards.json"
 DEVICES = ("h100", "h200", "sm_80", "sm_89", "sm_100", "sm_120")
-WAYS = ("same", "any", "batch-invariant")  # to choose: which tables' entries count, and whose class of bits
+RULES = ("same", "any", "batch-invariant")  # to choose: which tables' entries count, and whose class of bits
 RANDOM, SEED = 500, 35
 MODES = tuple(dict.fromkeys(("bf16", "fp16", *(suite.mode for suite in SUITES.values() if suite.mode))))
 
@@ -72,25 +72,25 @@ def products() -> dict[str, dict[str, GemmProblem]]:
     return found | {"random": drawn}
 
 
-def choices(device: str, way: str) -> Iterator[tuple[str, str]]:
+def choices(device: str, rule: str) -> Iterator[tuple[str, str]]:
     """(group, what is chosen for a product on the device, and its class of bits, in a line)."""
     info = named_device(device)
-    with triton_gemm.policy("cached", bits="any" if way == "any" else "same"):
+    with triton_gemm.policy("cached", bits="any" if rule == "any" else "same"):
         for group, problems in products().items():
             for key, problem in problems.items():
                 try:
-                    found = policies.choose(problem, info, invariant=way == "batch-invariant")
+                    found = policies.choose(problem, info, invariant=rule == "batch-invariant")
                     parts = (found.kernel, found.config, found.work, found.swap_ab, found.packed, found.source)
                     chosen = f"{' '.join(map(repr, parts))}; {bit_class(problem, found)}; {found.reason}"
                 except RuntimeError as error:
                     chosen = f"RuntimeError: {error}"
-                yield group, f"{device} {way} {group} {key}: {chosen}"
+                yield group, f"{device} {rule} {group} {key}: {chosen}"
 
 
-def digests(device: str, way: str) -> dict[str, str]:
-    """Of the choices on a device in one way, by group."""
+def digests(device: str, rule: str) -> dict[str, str]:
+    """Of the choices on a device by one rule, by group."""
     found: dict[str, Any] = {}
-    for group, line in choices(device, way):
+    for group, line in choices(device, rule):
         found.setdefault(group, hashlib.sha256()).update(f"{line}\n".encode())
     return {name: digest.hexdigest()[:16] for name, digest in found.items()}
 
@@ -148,12 +148,12 @@ def main() -> int:
     parser.add_argument("--dump", type=Path, metavar="FILE", help="write every choice in a line")
     given = parser.parse_args()
     if given.dump:
-        every = (line for device in DEVICES for way in WAYS for _, line in choices(device, way))
+        every = (line for device in DEVICES for rule in RULES for _, line in choices(device, rule))
         given.dump.write_text("".join(f"{line}\n" for line in every))
         return 0
     before = read() if FILE.exists() else {"choices": {}}
     now: dict[str, Any] = {name: made() for name, made in STATIC.items()}
-    chosen = {f"{device}, {way}": digests(device, way) for device in DEVICES for way in WAYS}
+    chosen = {f"{device}, {rule}": digests(device, rule) for device in DEVICES for rule in RULES}
     now["choices"] = before["choices"] | {key(): chosen}
     if given.update:
         FILE.write_text(json.dumps(now, indent=1) + "\n")

@@ -36,8 +36,8 @@ def comparisons(node: ast.AST) -> Iterator[int]:
         yield node.lineno
     if isinstance(node, ast.MatchValue) and names_in(node):
         yield node.lineno
-    looked_up = node.value if isinstance(node, ast.Subscript | ast.Attribute) else None
-    if isinstance(looked_up, ast.Dict) and any(key is not None and names_in(key) for key in looked_up.keys):
+    table = node.value if isinstance(node, ast.Subscript | ast.Attribute) else None
+    if isinstance(table, ast.Dict) and any(key is not None and names_in(key) for key in table.keys):
         yield node.lineno
     for child in ast.iter_child_nodes(node):
         yield from comparisons(child)

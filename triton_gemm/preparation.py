@@ -70,14 +70,14 @@ def prepare(
     cache = None if cache is None else os.fspath(cache)
     left_out: list[str] = []
     problems = problems_of(model_or_weights, rows, dtype, bias, left_out)
-    told = progress or (lambda done, total, what: None)
+    report = progress or (lambda done, total, what: None)
     made = precompile(
         list(problems),
         [_device(device)],
         cache=cache,
         workers=workers,
-        progress=lambda done, total: told(done, total, "compiled"),
-        selecting=lambda done, total: told(done, total, "selected"),
+        progress=lambda done, total: report(done, total, "compiled"),
+        selecting=lambda done, total: report(done, total, "selected"),
         invariants=problems,
     )
     native_build.ahead()  # so that the first process has it; where there is none, calls say so

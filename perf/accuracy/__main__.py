@@ -26,8 +26,8 @@ import torch
 from rich.console import Console
 
 from perf.accuracy import tables
+from perf.accuracy.candidates import KINDS, Kind, possible
 from perf.accuracy.judge import PARTS, Row, failures, of_kind
-from perf.accuracy.ways import KINDS, Kind, possible
 from perf.common import arguments as args
 from perf.common.files import shown, write_json
 from perf.common.progress import Task, run
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(IN_THE_INTERPRETER, flush=True)
     jobs = min(given.jobs, len(kinds))
     record = {"environment": environment.describe("accuracy"), **measured(kinds, device, jobs, Console(stderr=True))}
-    print(f"{tables.text(record)}\n\n{tables.said(record)}")
+    print(f"{tables.text(record)}\n\n{tables.summary(record)}")
     _keep(record, given.out, whole=not given.kinds)
     for words in record["failed"]:
         print(f"FAILED: {words}", file=sys.stderr)

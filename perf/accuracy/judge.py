@@ -9,21 +9,21 @@ from typing import Any
 import torch
 
 import triton_gemm
-from perf.accuracy.inputs import ERRORS, INPUTS, LONG, Drawing, drawn
-from perf.accuracy.ways import LONG as LONG_SUM
-from perf.accuracy.ways import (
+from perf.accuracy.candidates import LONG as LONG_SUM
+from perf.accuracy.candidates import (
     SIZES,
     SMALL,
     SMALL_LONG,
+    AccuracyCandidate,
     Kind,
     Operands,
     Size,
-    Way,
-    chosen_ways,
+    candidates,
+    chosen_candidates,
     describe,
     planned,
-    ways,
 )
+from perf.accuracy.inputs import ERRORS, INPUTS, LONG, Drawing, drawn
 from perf.measure.numerics import accumulation_error, magnitude, reference, rounded, underflow
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.compat import INTERPRETED
@@ -100,26 +100,28 @@ def answer(operands: Operands, question: Question, multiply: Multiply, parts: in
     return torch.stack([share, wrong])
 
 
-def measure_way(operands: Operands, asked: Iterable[Question], way: Way, multiply: Multiply) -> Row:
+def measure_candidate(
+    operands: Operands, checks: Iterable[Question], candidate: AccuracyCandidate, multiply: Multiply
+) -> Row:
     """A record's row: of each question the share of the bound, and how many elements are wrong."""
-    asked, schedule = list(asked), way.selection.schedule
-    parts = way.selection.split_k if schedule is None else schedule.split_k
-    found = torch.stack([answer(operands, question, multiply, parts) for question in asked]).tolist()
-    row = describe(operands.kind, operands.size, way)
+    checks, schedule = list(checks), candidate.selection.schedule
+    parts = candidate.selection.split_k if schedule is None else schedule.split_k
+    found = torch.stack([answer(operands, question, multiply, parts) for question in checks]).tolist()
+    row = describe(operands.kind, operands.size, candidate)
     row["of_bound"] = {
-        question.name: share for question, (share, _) in zip(asked, found, strict=True) if question.name in ERRORS
+        question.name: share for question, (share, _) in zip(checks, found, strict=True) if question.name in ERRORS
     }
-    row["wrong"] = {question.name: int(wrong) for question, (_, wrong) in zip(asked, found, strict=True)}
+    row["wrong"] = {question.name: int(wrong) for question, (_, wrong) in zip(checks, found, strict=True)}
     return row
 
 
 @dataclass
 class Bench:
-    """A way, ready to be asked."""
+    """A candidate, ready to be checked."""
 
     operands: Operands
-    asked: list[Question]
-    way: Way
+    checks: list[Question]
+    candidate: AccuracyCandidate
     plan: Any
 
     def compile(self) -> None:
@@ -128,28 +130,31 @@ class Bench:
 
     def measure(self) -> Row:
         """A record's row."""
-        return measure_way(self.operands, self.asked, self.way, self.plan.run)
+        return measure_candidate(self.operands, self.checks, self.candidate, self.plan.run)
 
 
 def benches(kind: Kind, sizes: Iterable[Size], device: torch.device) -> list[Bench]:
-    """Every way of a kind, each in the first size that has it."""
+    """Every candidate of a kind, each in the first size that has it."""
     found: dict[object, Bench] = {}
     for size in sizes:
         operands = Operands(kind, size, device)
-        asked = questions(operands, INPUTS)
-        for way in ways(operands.problem, kind, device):
-            key = (way.selection.kernel, way.bits if kind.every else way.selection.packed)
+        checks = questions(operands, INPUTS)
+        for candidate in candidates(operands.problem, kind, device):
+            key = (candidate.selection.kernel, candidate.bits if kind.every else candidate.selection.packed)
             if key not in found:
-                found[key] = Bench(operands, asked, way, planned(operands.problem, way, device))
+                found[key] = Bench(operands, checks, candidate, planned(operands.problem, candidate, device))
     return list(found.values())
 
 
 def long_benches(kind: Kind, size: Size, device: torch.device) -> list[Bench]:
     """Sums that are as long as `size` says, as `matmul` computes them."""
     operands = Operands(kind, size, device)
-    asked = questions(operands, LONG)
+    checks = questions(operands, LONG)
     problem = operands.problem
-    return [Bench(operands, asked, way, planned(problem, way, device)) for way in chosen_ways(problem, device)]
+    return [
+        Bench(operands, checks, candidate, planned(problem, candidate, device))
+        for candidate in chosen_candidates(problem, device)
+    ]
 
 
 def compile_all(found: Sequence[Bench]) -> None:
@@ -167,7 +172,7 @@ def compile_all(found: Sequence[Bench]) -> None:
                 compiler.pause(0.1)
             why = compiler.failure(i)
             if why is not None:
-                raise RuntimeError(f"{bench.way.selection}: {why}")
+                raise RuntimeError(f"{bench.candidate.selection}: {why}")
     finally:
         compiler.close()
 

@@ -52,8 +52,8 @@ def long_rows(record: Record) -> list[list[Cell]]:
     return rows
 
 
-def said(record: Record) -> str:
-    """How many ways and products, and what BLAS's rules came to, in a sentence."""
+def summary(record: Record) -> str:
+    """How many candidates and products, and what BLAS's rules came to, in a sentence."""
     products = sum(len(row["wrong"]) for part in ("ways", "long") for row in record[part])
     classes = len({(row["kind"], row["kernel"], row["bits"]) for row in record["ways"]})
     rules = "K = 0, alpha = 0 of NaN and beta = 0 of NaN are right in every dtype and precision"
@@ -69,7 +69,7 @@ def text(record: Record) -> str:
     K = max((row["K"] for row in record["long"]), default=0)
     return "\n\n".join(
         [
-            said(record),
+            summary(record),
             formats.table(COLUMNS, rows(record)),
             f"Sums of {K:,} products, as `matmul` computes them, with and without batch invariance:",
             formats.table(LONG_COLUMNS, long_rows(record)),

@@ -31,7 +31,7 @@ from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 from triton_gemm.tables.records import named
 from triton_gemm.tuning import measuring
-from triton_gemm.tuning.gpu import TORCH, Gpu, Way
+from triton_gemm.tuning.gpu import TORCH, Candidate, Gpu
 from triton_gemm.tuning.timing import Stopwatch, interleave, ratios, settle
 
 NAME, FILE = "alone", "alone.csv"
@@ -92,17 +92,17 @@ def alone(start: Stopwatch, replay_ms: float) -> tuple[float, float]:
 
 def measure(gpu: Gpu, problem: GemmProblem, candidates: Sequence[Selection]) -> Iterator[list[formats.Cell]]:
     """COLUMNS of cuBLAS and each candidate. FailedError for one that is wrong."""
-    ways: dict[str, Way] = {CUBLAS: TORCH, **{named(x): x for x in candidates}}
-    by_itself: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    by_name: dict[str, Candidate] = {CUBLAS: TORCH, **{named(x): x for x in candidates}}
+    by_itself: dict[str, list[tuple[float, float]]] = {name: [] for name in by_name}
     with closing(gpu.bench(problem, candidates, 0)) as bench:
-        for name in sorted(ways, key=lambda name: name == CUBLAS):  # others are compared with the first candidate
-            bench.prepare(ways[name])
-        starts = {name: bench.starts[way] for name, way in ways.items()}
+        for name in sorted(by_name, key=lambda name: name == CUBLAS):  # others are compared with the first candidate
+            bench.prepare(by_name[name])
+        starts = {name: bench.starts[candidate] for name, candidate in by_name.items()}
         settle(starts[CUBLAS], 0.6)
         in_turns = interleave(starts, TURNS)
         for block in range(BLOCKS):
-            for name in list(ways)[:: -1 if block % 2 else 1]:
-                by_itself[name].append(alone(starts[name], bench.round_ms[ways[name]]))
+            for name in list(by_name)[:: -1 if block % 2 else 1]:
+                by_itself[name].append(alone(starts[name], bench.round_ms[by_name[name]]))
     sums: Mapping[str, float] = {name: sum(ms for ms, _ in found) for name, found in by_itself.items()}
     for name, found in by_itself.items():
         turns = median(ratios(in_turns, name, CUBLAS))

@@ -212,7 +212,7 @@ PRECISION_SIZE = "4096x4096x4096"
 
 @dataclass(frozen=True)
 class Point:
-    """How fast and how wrong a product is in one way, on PRECISION_SIZE.
+    """How fast and how wrong a product is in one precision and layout, on PRECISION_SIZE.
 
     mode: the suite it is from; layout: of A and B, `nt` where B is stored transposed.
     """
@@ -241,7 +241,7 @@ def points(sweeps: Sequence[Sweep]) -> list[Point]:
 
 
 def precision(sweeps: Sequence[Sweep]) -> str:
-    """Speed and error of every way to multiply, one table for each GPU and Triton version: the block `precision`."""
+    """Speed and error of every precision, one table for each GPU and Triton version: the block `precision`."""
     parts = []
     for _, group in by_place(sweeps):
         found = points(group)

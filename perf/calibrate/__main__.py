@@ -147,8 +147,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     measuring.add_argument("--limit", type=args.count, metavar="N", help="at most N shapes, evenly spaced")
     measuring.add_argument("--seed", type=int, metavar="SEED", help="other shapes of each regime, none that is listed")
     measuring.add_argument("--suites", nargs="+", choices=SUITES, metavar="SUITE", help="shapes of these suites only")
-    told = {"fit": "find a model, and its regret", "regret": "of the present model", "design": "which shapes tell most"}
-    for name, what in told.items():
+    helps = {
+        "fit": "find a model, and its regret",
+        "regret": "of the present model",
+        "design": "which shapes tell most",
+    }
+    for name, what in helps.items():
         command = commands.add_parser(name, help=f"{what}; needs no GPU")
         command.add_argument("files", type=args.path, metavar="FILE", nargs="+", help="what `measure` wrote")
         if name == "fit":

@@ -56,4 +56,7 @@ def _noisy(x: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
 def few(measured: Measured, model: DeviceModel) -> Timed:
     """The times that a calibration would have: of the fastest as predicted, each in another configuration."""
     ranks = sorted(zip(measured.predicted(model), measured.us, strict=True), key=lambda one: one[0])
-    return Timed(measured.problem, {way: measured.us[way] for way in of_each_config(way for _, way in ranks)})
+    return Timed(
+        measured.problem,
+        {candidate: measured.us[candidate] for candidate in of_each_config(candidate for _, candidate in ranks)},
+    )

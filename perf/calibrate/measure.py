@@ -35,7 +35,7 @@ MOST = 2  # and at most so many of one configuration, which differ in how the wo
 BUDGET_S = 0.3
 
 
-def ways(problem: GemmProblem, device: DeviceInfo) -> list[Candidate]:
+def candidates_of(problem: GemmProblem, device: DeviceInfo) -> list[Candidate]:
     """What select chooses, then the fastest as predicted, best first, of all legal candidates, and a few of each kernel
     and form of cluster."""
     found: list[Candidate] = []
@@ -65,8 +65,10 @@ def measure(
     jobs = []
     for shape, mode in shapes:
         problem = gemm_problem(shape, mode)
-        found = {way: Selection.of(way, "") for way in ways(problem, device_info(device))}
-        jobs.append((shape, mode, {way: GemmPlan(problem, selection, device) for way, selection in found.items()}))
+        found = {candidate: Selection.of(candidate, "") for candidate in candidates_of(problem, device_info(device))}
+        jobs.append(
+            (shape, mode, {candidate: GemmPlan(problem, selection, device) for candidate, selection in found.items()})
+        )
     console.print(f"{len(jobs)} shapes, {sum(len(plans) for *_, plans in jobs)} candidates: compiling")
     compile_ahead({gemm_problem(shape, mode): [x.selection for x in plans.values()] for shape, mode, plans in jobs})
     surroundings = {**surroundings, "clocks": clocks_under_load(sweep.SETTLE_S)}
@@ -97,8 +99,8 @@ def measure_shape(
 ) -> tuple[Measured, list[str]]:
     """Times candidates and cuBLAS by the one timer; and what failed."""
     problem = sweep.problem_of(shape, SUITES["llm"], sweep.Options(mode), seed)
-    names = {way: named(plan.selection) for way, plan in plans.items()}
-    ours = [Provider(names[way], calling(plan)) for way, plan in plans.items()]
+    names = {candidate: named(plan.selection) for candidate, plan in plans.items()}
+    ours = [Provider(names[candidate], calling(plan)) for candidate, plan in plans.items()]
     timed = timer.measure(problem, [cublas(problem), *ours], CUBLAS, BUDGET_S, sweep.PACE)["providers"]
     us = {name: 1000 * result["time_ms"]["median"] for name, result in timed.items() if "time_ms" in result}
     failed = [
@@ -106,7 +108,7 @@ def measure_shape(
         for name, result in timed.items()
         if name not in us
     ]
-    kept = {way: us[name] for way, name in names.items() if name in us}
+    kept = {candidate: us[name] for candidate, name in names.items() if name in us}
     return Measured(shape, mode, us.get(CUBLAS, math.nan), kept if CUBLAS in us else {}), failed
 
 

@@ -61,7 +61,11 @@ def without_classes_of_c(shapes: Iterable[Measured], model: DeviceModel) -> list
     """For each shape, the slowdown of the model's pick without candidates whose bits depend on the size of C."""
     found = []
     for measured in shapes:
-        left = {way: us for way, us in measured.us.items() if " of C " not in bit_class(measured.problem, way)}
+        left = {
+            candidate: us
+            for candidate, us in measured.us.items()
+            if " of C " not in bit_class(measured.problem, candidate)
+        }
         if left:
             pick = replace(measured, us=left).pick(model)
             found.append(left[pick] / measured.us[measured.pick(model)] - 1)
@@ -71,7 +75,7 @@ def without_classes_of_c(shapes: Iterable[Measured], model: DeviceModel) -> list
 def unmeasured(calibration: Calibration) -> list[str]:
     """Shapes for which select chooses what is not among the candidates."""
     chosen = ((x, select(x.problem, calibration.device).algorithm) for x in calibration.shapes)
-    return [x.key for x, algorithm in chosen if algorithm not in {way.algorithm for way in x.us}]
+    return [x.key for x, algorithm in chosen if algorithm not in {candidate.algorithm for candidate in x.us}]
 
 
 def show_regret(title: str, shapes: Sequence[Measured], model: DeviceModel, console: Console) -> None:
@@ -99,7 +103,7 @@ def show_regret(title: str, shapes: Sequence[Measured], model: DeviceModel, cons
         if choice.regret < WORST:
             break
         words = [f"{100 * choice.regret:.1f} % {choice.measured.key}:"]
-        for what, way in (("picked", choice.pick), ("best", choice.measured.best)):
-            us, guess = choice.measured.us[way], predicted(choice.measured.problem, way, model)
-            words.append(f"{what} {named(Selection.of(way, ''))}, {us:.4g} us (predicted {guess:.4g});")
+        for what, candidate in (("picked", choice.pick), ("best", choice.measured.best)):
+            us, guess = choice.measured.us[candidate], predicted(choice.measured.problem, candidate, model)
+            words.append(f"{what} {named(Selection.of(candidate, ''))}, {us:.4g} us (predicted {guess:.4g});")
         console.print(" ".join(words).rstrip(";"), highlight=False, soft_wrap=True)

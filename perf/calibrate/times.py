@@ -70,7 +70,7 @@ class Measured:
 
     def predicted(self, model: DeviceModel) -> list[float]:
         """Of each candidate, in their order."""
-        return [predicted(self.problem, way, model) for way in self.us]
+        return [predicted(self.problem, candidate, model) for candidate in self.us]
 
     def pick(self, model: DeviceModel) -> Candidate:
         """The model's; of equals the one that is not swapped."""
@@ -94,7 +94,9 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
         others = {name: getattr(shape, name) for name in OTHERS if getattr(shape, name) != getattr(Shape, name)}
         fields = {"M": shape.M, "N": shape.N, "K": shape.K, "layout": shape.layout, **others, "mode": found.mode}
         head = json.dumps({**fields, "cublas_us": _rounded(found.cublas_us)}).rstrip("}")
-        rows = ",\n".join(f"   {json.dumps(_row(way, us), separators=(',', ':'))}" for way, us in found.us.items())
+        rows = ",\n".join(
+            f"   {json.dumps(_row(candidate, us), separators=(',', ':'))}" for candidate, us in found.us.items()
+        )
         shapes.append(f'  {head}, "rows": [\n{rows}]}}')
     described = json.dumps(dict(surroundings), indent=1).replace("\n", "\n ")
     head = f'{{\n "environment": {described},\n "columns": {json.dumps(COLUMNS)},\n "shapes": [\n'
@@ -112,7 +114,7 @@ def read(*sources: Path) -> Calibration:
             device = replace(device_of_capability((9, 0)), name=gpu["gpu"], num_sms=gpu["num_sms"])
             devices.add(device)
             if "products" in found:
-                of_source = [one for product in found["products"] if (one := _raced(product, device)) and one.us]
+                of_source = [one for product in found["products"] if (one := _of_tuning(product, device)) and one.us]
             else:
                 columns = tuple(found["columns"])
                 if columns not in (COLUMNS, *OLDER):
@@ -134,24 +136,26 @@ def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
     problem = gemm_problem(shape, entry["mode"])
     us, known = {}, {}
     for row in entry["rows"]:
-        said = dict.fromkeys(CLUSTER, 1) | {"reduction": False} | dict(zip(columns, row, strict=True))
-        swap_ab, packed = said["swap_ab"], tuple(said["packed"])
-        module: Any = kernels.named(said["kernel"])
-        sizes = {name: said[name] for name in (*SIZES, *CLUSTER)}
+        fields = dict.fromkeys(CLUSTER, 1) | {"reduction": False} | dict(zip(columns, row, strict=True))
+        swap_ab, packed = fields["swap_ab"], tuple(fields["packed"])
+        module: Any = kernels.named(fields["kernel"])
+        sizes = {name: fields[name] for name in (*SIZES, *CLUSTER)}
         config = module.Config(**{name: size for name, size in sizes.items() if name in SIZES or size > 1})
         if (packed, swap_ab) not in known:  # predictions remember what they know of one problem
             given = kernels.repack.repacked(problem, packed)
             known[packed, swap_ab] = given.swap_ab() if swap_ab else given
         given = known[packed, swap_ab]
-        work: Schedule | int = said["split_k"]
-        if said["programs"] is not None:
-            work = Schedule(said["programs"], said["split_tiles"], said["split_k"], reduction=bool(said["reduction"]))
-        algorithm = Algorithm(said["kernel"], config, work, swap_ab=swap_ab, packed=packed)
-        us[Candidate(given, algorithm)] = said["us"]
+        work: Schedule | int = fields["split_k"]
+        if fields["programs"] is not None:
+            work = Schedule(
+                fields["programs"], fields["split_tiles"], fields["split_k"], reduction=bool(fields["reduction"])
+            )
+        algorithm = Algorithm(fields["kernel"], config, work, swap_ab=swap_ab, packed=packed)
+        us[Candidate(given, algorithm)] = fields["us"]
     return Measured(shape, entry["mode"], entry["cublas_us"], us)
 
 
-def _raced(product: Mapping[str, Any], device: DeviceInfo) -> Measured | None:
+def _of_tuning(product: Mapping[str, Any], device: DeviceInfo) -> Measured | None:
     """A product of a tuning record, with those of its candidates that are ranked for it today; None where its operands
     cannot be made again."""
     found = PRODUCT.fullmatch(product["product"])
@@ -163,12 +167,14 @@ def _raced(product: Mapping[str, Any], device: DeviceInfo) -> Measured | None:
     shape = Shape(int(M), int(N), int(K), layout=layout, batch=int(batch) if batch else None)
     times = times_of(product)
     ranks = ranked(gemm_problem(shape, mode), device) if times else ()
-    ways = {named(Selection.of(way, "")): way for _, way in ranks}
-    return Measured(shape, mode, math.nan, {way: times[name] for name, way in ways.items() if name in times})
+    by_name = {named(Selection.of(candidate, "")): candidate for _, candidate in ranks}
+    return Measured(
+        shape, mode, math.nan, {candidate: times[name] for name, candidate in by_name.items() if name in times}
+    )
 
 
-def _row(way: Candidate, us: float) -> list[Any]:
-    kernel, config, work, swap_ab, packed = way.algorithm
+def _row(candidate: Candidate, us: float) -> list[Any]:
+    kernel, config, work, swap_ab, packed = candidate.algorithm
     figures = [getattr(config, name, 1) for name in (*SIZES, *CLUSTER)]
     dealt: tuple[Any, ...] = (None, 0, work, False)
     if isinstance(work, Schedule):

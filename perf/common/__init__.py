@@ -1,1 +1,1 @@
-"""What commands and pages share: arguments, progress, files, how figures are written and how plots look."""
+"""What commands and pages share: arguments, progress, files, how figures are written and the style of plots."""

@@ -1,4 +1,4 @@
-"""The files of results: JSON that is written whole, times of its races, and paths as they are said to a reader."""
+"""The files of results: JSON that is written whole, times of its trials, and paths as they are said to a reader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def times_of(product: Mapping[str, Any]) -> dict[str, float]:
     """Microseconds of the candidates of a product that was tuned, by name.
 
     Times below the fastest of the final are left out: records before 4eb4b15 have such times, of candidates that left
-    the race at a higher clock. Slower ones of that clock cannot be told and stay.
+    the trial at a higher clock. Slower ones of that clock cannot be told and stay.
     """
     least = product.get("fastest_us") or 0.0
     return {name: us for us, name in product["times"] if us >= least}

@@ -24,9 +24,9 @@ def table_of(rows: Iterable[Mapping[str, Cell]]) -> str:
     return table(columns, [[row.get(name) for name in columns] for row in found]) if found else ""
 
 
-def folded(says: str, *parts: str) -> str:
+def folded(summary: str, *parts: str) -> str:
     """Markdown of which a page shows the summary, until it is opened."""
-    return "\n\n".join([f"<details><summary>{says}</summary>", *parts, "</details>"])
+    return "\n\n".join([f"<details><summary>{summary}</summary>", *parts, "</details>"])
 
 
 def _words(cells: Sequence[str]) -> bool:

@@ -33,7 +33,7 @@ RUNG_COLORS = (
 )
 RUNG_MARKS = "oXP<*>*oXP<"
 BLACK, GREY, PALE = "#000000", "#6b6b6b", "#f0f0f0"
-CUBLAS_LOOK: dict[str, Any] = {"color": BLACK, "marker": "D"}  # in every picture, and nothing else's
+CUBLAS_STYLE: dict[str, Any] = {"color": BLACK, "marker": "D"}  # in every picture, and nothing else's
 STYLE = {
     "font.size": 10,
     "axes.titlesize": 11,

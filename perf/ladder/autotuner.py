@@ -183,7 +183,7 @@ def picture(rung: Rung) -> str:
     return f"tuning-{rung.id}.png"
 
 
-def says(tuning: Tuning) -> str:
+def summary(tuning: Tuning) -> str:
     """What the figures of a tuning say, in a paragraph."""
     M, N, K = tuning.size
     speeds = [timed.tflops for timed in tuning.timed]
@@ -304,14 +304,14 @@ def _mark(stages: int) -> str:
     return STAGES.get(stages, "*")
 
 
-def _text(axes: Axes, x: float, y: float, says: str, colour: str) -> None:
-    axes.text(x, y, says, transform=axes.get_yaxis_transform(), fontsize=LABEL_SIZE, color=colour, va="center")
+def _text(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
+    axes.text(x, y, text, transform=axes.get_yaxis_transform(), fontsize=LABEL_SIZE, color=colour, va="center")
 
 
 def _legend(axes: Axes, tuning: Tuning) -> None:
     def sample(marker: str, colour: str, label: str, size: float = 6, face: str | None = None) -> Line2D:
-        look = {"marker": marker, "color": colour, "markersize": size, "markerfacecolor": face or colour}
-        return plt.Line2D([], [], linestyle="", label=label, **look)
+        style = {"marker": marker, "color": colour, "markersize": size, "markerfacecolor": face or colour}
+        return plt.Line2D([], [], linestyle="", label=label, **style)
 
     warps = sorted({timed.config.num_warps for timed in tuning.timed})
     stages = sorted({timed.config.num_stages for timed in tuning.timed})

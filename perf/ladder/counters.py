@@ -152,8 +152,8 @@ def count(chosen: Sequence[Launch]) -> dict[str, CountedLaunch]:
     except subprocess.TimeoutExpired as error:
         raise CountingError(f"it took longer than {NCU_TIMEOUT_S:g} s") from error
     if done.returncode:
-        said = [*done.stderr.splitlines(), *done.stdout.splitlines()]  # the program's reason, then ncu's
-        raise CountingError(next((line for line in said if "error" in line.lower()), f"status {done.returncode}"))
+        lines = [*done.stderr.splitlines(), *done.stdout.splitlines()]  # the program's reason, then ncu's
+        raise CountingError(next((line for line in lines if "error" in line.lower()), f"status {done.returncode}"))
     return dict(zip(map(str, chosen), of_launches(done.stdout, chosen), strict=True))
 
 

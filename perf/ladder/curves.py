@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from perf.common import formats
-from perf.common.style import BLACK, CUBLAS_LOOK, LABEL_SIZE, PALE, RUNG_COLORS, RUNG_MARKS, label_ends, note, save
+from perf.common.style import BLACK, CUBLAS_STYLE, LABEL_SIZE, PALE, RUNG_COLORS, RUNG_MARKS, label_ends, note, save
 from perf.ladder import counted, views
 from perf.ladder.counters import SIZE
 from perf.ladder.record import ProblemResult, Record
@@ -86,7 +86,7 @@ def panels_of(problems: dict[int, ProblemResult], names: Sequence[str]) -> list[
 
 def _sweep_panel(axes: Axes, problems: dict[int, ProblemResult], names: Sequence[str]) -> list[Line2D]:
     aligned = [size for size in problems if views.aligned(size)]
-    looks = {provider: _look(provider) for provider in names}
+    styles = {provider: _style(provider) for provider in names}
     bench = triton.testing.Benchmark(
         x_names=["size"],
         x_vals=aligned,
@@ -97,7 +97,7 @@ def _sweep_panel(axes: Axes, problems: dict[int, ProblemResult], names: Sequence
         args={},
         ylabel="TFLOPS",
         x_log=True,
-        styles=[(look["color"], look["linestyle"]) for look in looks.values()],
+        styles=[(style["color"], style["linestyle"]) for style in styles.values()],
     )
 
     @triton.testing.perf_report(bench)  # type: ignore[untyped-decorator,unused-ignore]
@@ -109,30 +109,30 @@ def _sweep_panel(axes: Axes, problems: dict[int, ProblemResult], names: Sequence
         tflops.run(show_plots=False, print_data=False)
     axes.legend().remove()
     lines = list(axes.lines)
-    for line, (provider, look) in zip(lines, looks.items(), strict=True):
-        line.set(linewidth=1.8 if provider == CUBLAS else 1.4, marker=look["marker"], markersize=MARK_SIZE)
+    for line, (provider, style) in zip(lines, styles.items(), strict=True):
+        line.set(linewidth=1.8 if provider == CUBLAS else 1.4, marker=style["marker"], markersize=MARK_SIZE)
         line.set_label(stem_of(provider))
     for band in axes.collections:
         band.set(alpha=0.12, linewidth=0)
     for size in [size for size in problems if size not in aligned]:
         axes.axvspan(size / 1.06, size * 1.06, color=PALE, linewidth=0, zorder=0)
-        for provider, look in looks.items():
+        for provider, style in styles.items():
             speeds = views.speeds(problems[size], provider)
             if speeds:
                 median, low, high = speeds
-                axes.plot([size] * 2, [low, high], color=look["color"], linewidth=1)
+                axes.plot([size] * 2, [low, high], color=style["color"], linewidth=1)
                 hollow: dict[str, Any] = {"markerfacecolor": "white", "markersize": MARK_SIZE}
-                axes.plot(size, median, color=look["color"], marker=look["marker"], **hollow)
+                axes.plot(size, median, color=style["color"], marker=style["marker"], **hollow)
     axes.set_xticks(list(problems), [str(size) for size in problems])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     return lines
 
 
-def _look(provider: str) -> dict[str, Any]:
+def _style(provider: str) -> dict[str, Any]:
     if provider == CUBLAS:
-        return {**CUBLAS_LOOK, "linestyle": "-"}
-    return rung_look(provider) if provider.startswith("k") else twin_look(stem_of(provider))
+        return {**CUBLAS_STYLE, "linestyle": "-"}
+    return rung_style(provider) if provider.startswith("k") else twin_style(stem_of(provider))
 
 
 def _sweep_table(problems: dict[int, ProblemResult], names: Sequence[str], path: Path) -> None:
@@ -148,17 +148,17 @@ def _sweep_table(problems: dict[int, ProblemResult], names: Sequence[str], path:
         csv.writer(file, lineterminator="\n").writerows([SWEEP_COLUMNS.split(","), *rows])
 
 
-def rung_look(name: str) -> dict[str, Any]:
+def rung_style(name: str) -> dict[str, Any]:
     """Colour, mark and line of a rung, the same in every picture."""
     place = RUNG_NAMES.index(name)
     return {"color": RUNG_COLORS[place], "marker": RUNG_MARKS[place], "linestyle": "-"}
 
 
-def twin_look(stem: str) -> dict[str, Any]:
+def twin_style(stem: str) -> dict[str, Any]:
     """Colour, mark and line of a CUDA twin: its rung's colour, a mark of its own, dashed."""
     rung = next(rung for rung in LADDER if rung.id == TWINS[stem].rung)
     siblings = [other for other, twin in TWINS.items() if twin.rung == rung.id]
-    return {**rung_look(rung.name), "marker": TWIN_MARKS[siblings.index(stem)], "linestyle": "--"}
+    return {**rung_style(rung.name), "marker": TWIN_MARKS[siblings.index(stem)], "linestyle": "--"}
 
 
 def roofline(record: Record, folder: Path) -> Path:
@@ -180,10 +180,10 @@ def counted_roofline(record: Record, folder: Path) -> Path:
     figure, axes = plt.subplots(figsize=(8, 5.2))
     lines = []
     for rung, tflops, of_dram, of_l2 in counted.points(record):
-        look = _mark(rung)
-        axes.plot([of_l2, of_dram], [tflops, tflops], color=look["color"], linewidth=0.6)
-        axes.plot(of_l2, tflops, **{**look, "markerfacecolor": "white"})
-        lines += axes.plot(of_dram, tflops, label=f"{rung.id} {rung.title}", **look)
+        style = _mark(rung)
+        axes.plot([of_l2, of_dram], [tflops, tflops], color=style["color"], linewidth=0.6)
+        axes.plot(of_l2, tflops, **{**style, "markerfacecolor": "white"})
+        lines += axes.plot(of_dram, tflops, label=f"{rung.id} {rung.title}", **style)
     clock = record.ceilings["measured"].sm_clock_mhz
     ports = record.environment["num_sms"] * L2_BYTES_PER_CLOCK * (clock or 0) / 1e6
     _roofs(axes, record, lines, {f"the SMs' ports to L2, {ports:.1f} TB/s": ports} if clock else {}, cublas=False)
@@ -205,7 +205,7 @@ COUNTED_ROOFLINE = (
 
 
 def _mark(rung: Rung) -> dict[str, Any]:
-    return {**rung_look(rung.name), "markersize": MARK_SIZE}
+    return {**rung_style(rung.name), "markersize": MARK_SIZE}
 
 
 def _roofs(
@@ -228,25 +228,25 @@ def _roofs(
         axis.set_minor_formatter("")
     left, right = axes.get_xlim()
     x = np.union1d(np.geomspace(left, right, 200), np.array(measured))
-    look: dict[str, Any] = {"color": BLACK, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
+    style: dict[str, Any] = {"color": BLACK, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
     for roof in roofs:
         under = np.minimum(x * max(slopes.values(), default=np.inf), roof.tflops)
-        lines += axes.plot(x, under, label=f"{roof.label}: {formats.number(roof.tflops)}", **look)
+        lines += axes.plot(x, under, label=f"{roof.label}: {formats.number(roof.tflops)}", **style)
         if roof.intensity in measured:
             lines[-1].set(linestyle="-", markevery=[int(np.searchsorted(x, roof.intensity))], markersize=5)
-            lines[-1].set(**CUBLAS_LOOK)
+            lines[-1].set(**CUBLAS_STYLE)
     top = max(roof.tflops for roof in roofs)
     for bandwidth in slopes.values():
-        axes.plot(x[x * bandwidth <= top], x[x * bandwidth <= top] * bandwidth, **look)
-    for says, bandwidth in slopes.items():
-        _name_slope(axes, says, max(x[0], axes.get_ylim()[0] / bandwidth), bandwidth)
+        axes.plot(x[x * bandwidth <= top], x[x * bandwidth <= top] * bandwidth, **style)
+    for text, bandwidth in slopes.items():
+        _name_slope(axes, text, max(x[0], axes.get_ylim()[0] / bandwidth), bandwidth)
     label_ends(axes, lines)
     axes.set_ylabel("TFLOPS")
 
 
-def _name_slope(axes: Axes, says: str, x: float, bandwidth: float) -> None:
+def _name_slope(axes: Axes, text: str, x: float, bandwidth: float) -> None:
     """Names the slope of a bandwidth in TB/s, along it."""
     (left, low), (right, high) = axes.transData.transform([(x, x * bandwidth), (2 * x, 2 * x * bandwidth)])
     angle = float(np.degrees(np.arctan2(high - low, right - left)))
     place: dict[str, Any] = {"textcoords": "offset points", "va": "bottom", "rotation_mode": "anchor"}
-    axes.annotate(says, (x, x * bandwidth), (4, 8), rotation=angle, fontsize=LABEL_SIZE, **place)
+    axes.annotate(text, (x, x * bandwidth), (4, 8), rotation=angle, fontsize=LABEL_SIZE, **place)

@@ -37,7 +37,7 @@ from triton_gemm.kernels.cost_model import load_imbalance, traffic
 from triton_gemm.kernels.portable.choice import programs_per_sm, registers_of
 from triton_gemm.kernels.portable.host import itemsize_of_sums
 from triton_gemm.problem import GemmProblem
-from triton_gemm.reporting.explanation import asked
+from triton_gemm.reporting.explanation import described
 from triton_gemm.selection.select import credible, select
 
 PAGE = ROOT / "build" / "explorer.html"
@@ -111,7 +111,7 @@ def problem_of(kernel: str, shape: tuple[int, int, int], gpu: str = "h100") -> t
     precision = RUNGS[kernel].precision if kernel in RUNGS else kernel
     dtype = DTYPES.get(precision, torch.float32)
     fp32: Any = precision if dtype == torch.float32 else None
-    problem, device, _ = asked(M=M, N=N, K=K, dtype=dtype, layout="nt", precision=fp32, device=gpu)
+    problem, device, _ = described(M=M, N=N, K=K, dtype=dtype, layout="nt", precision=fp32, device=gpu)
     return problem, device
 
 

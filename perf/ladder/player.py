@@ -34,9 +34,9 @@ def warp(rung: str, operand: str) -> Scene:
         row, sector = lines.index(first // LINE), first // SECTOR
         fresh = [("m", "moved", row, sector * SECTOR % LINE // WORD, 1, SECTOR // WORD)] if sector not in moved else []
         moved.add(sector)
-        says = f"Lane {lane} reads {access.width} bytes. Sectors moved: {len(moved)}, of {SECTOR} bytes."
+        text = f"Lane {lane} reads {access.width} bytes. Sectors moved: {len(moved)}, of {SECTOR} bytes."
         used = ("m", "load", row, first % LINE // WORD, 1, access.width // WORD)
-        steps.append({"says": says, "cells": [*fresh, used]})
+        steps.append({"says": text, "cells": [*fresh, used]})
     steps[-1]["says"] += f" Of {len(moved) * SECTOR} bytes the load uses {access.used}."
     return scene(rung, f"{title(rung)}: one load of {operand.upper()} by a warp", grids=[grid], steps=steps)
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator
 from perf.common import formats
 from perf.common.style import (
     BLACK,
-    CUBLAS_LOOK,
+    CUBLAS_STYLE,
     CUDA,
     GREY,
     LABEL_SIZE,
@@ -93,7 +93,7 @@ def ladder(record: Record, folder: Path) -> Path:
         last,
         plt.Rectangle((0, 0), 1, 1, color=GREY, label="Triton rung, in its colour"),
         plt.Rectangle((0, 0), 1, 1, label="its twin in CUDA C++", **_twin_bar(GREY)),
-        plt.Line2D([], [], markersize=5, linewidth=1, label="cuBLAS, same precision", **CUBLAS_LOOK),
+        plt.Line2D([], [], markersize=5, linewidth=1, label="cuBLAS, same precision", **CUBLAS_STYLE),
     )
     note(last, TWIN, below=62)
     made = f"{environment.named(record.environment)}, {record.environment['date'][:10]}"
@@ -104,13 +104,13 @@ def ladder(record: Record, folder: Path) -> Path:
 def _ladder_panel(axes: Axes, title: str, steps: Sequence[views.Step]) -> None:
     for row, step in enumerate(steps):
         apart = 0.19 if step.twin else 0
-        colour = curves.rung_look(step.rung.name)["color"]
+        colour = curves.rung_style(step.rung.name)["color"]
         _ladder_bar(axes, row - apart, step, step.rung.name, BLACK, color=colour)
         if step.twin:
             _ladder_bar(axes, row + apart, step, step.twin, GREY, **_twin_bar(colour))
         if step.cublas_tflops:
             axes.plot([step.cublas_tflops] * 2, [row - 0.42, row + 0.42], color=BLACK, linewidth=1)
-            axes.plot(step.cublas_tflops, row, markersize=5, **CUBLAS_LOOK)
+            axes.plot(step.cublas_tflops, row, markersize=5, **CUBLAS_STYLE)
     speeds = [speed for step in steps for speed in (step.tflops, step.twin_tflops, step.cublas_tflops) if speed]
     axes.set_xlim(0, 1.06 * max(speeds, default=1.0))
     axes.set_ylim(len(steps) - 0.5, -0.9)
@@ -130,14 +130,14 @@ def _twin_bar(colour: str) -> dict[str, Any]:
     return {"facecolor": "white", "edgecolor": colour, "hatch": "/////", "linewidth": 0.8}
 
 
-def _ladder_bar(axes: Axes, y: float, step: views.Step, provider: str, text: str, **look: Any) -> None:
+def _ladder_bar(axes: Axes, y: float, step: views.Step, provider: str, text: str, **style: Any) -> None:
     result = step.problem.providers[provider]
     if not isinstance(result, Timed):
         reason = "failed its check" if result.failed is not None else "not run on this GPU"
         axes.text(0.01, y, reason, transform=axes.get_yaxis_transform(), fontsize=8.5, color=GREY, va="center")
         return
     tflops = step.problem.tflops_in(result.time_ms.median)
-    axes.barh(y, tflops, height=0.36, **look)
+    axes.barh(y, tflops, height=0.36, **style)
     cells = (
         formats.number(tflops),
         formats.percent(step.share(provider)),
@@ -146,8 +146,8 @@ def _ladder_bar(axes: Axes, y: float, step: views.Step, provider: str, text: str
         result.spills,
     )
     for (x, _), cell in zip(LADDER_COLUMNS, cells, strict=True):
-        says = "" if cell is None else str(cell)
-        axes.text(x, y, says, transform=axes.get_yaxis_transform(), fontsize=9, color=text, va="center")
+        shown = "" if cell is None else str(cell)
+        axes.text(x, y, shown, transform=axes.get_yaxis_transform(), fontsize=9, color=text, va="center")
 
 
 def experiment(record: Record, source: published.Experiment, folder: Path) -> Path:
@@ -187,7 +187,7 @@ def factors(record: Record, folder: Path) -> Path:
     )
     for y, row in enumerate(rows):
         known = [row.measured] if row.measured else []
-        axes.plot(known, [y] * len(known), "o", color=curves.rung_look(row.rung.name)["color"], markersize=6, zorder=4)
+        axes.plot(known, [y] * len(known), "o", color=curves.rung_style(row.rung.name)["color"], markersize=6, zorder=4)
     axes.axvline(1, color=BLACK, linewidth=0.8, zorder=1)
     axes.set_xlabel("times as fast (log scale)")
     axes.set_title(
@@ -207,8 +207,8 @@ def _pairs(
     for i, (label, (values, color)) in enumerate(series.items()):
         places = [row for row, value in enumerate(values) if value]
         if places:
-            look = {"markerfacecolor": "white", "markersize": 9, "zorder": 2} if i else {"markersize": 5, "zorder": 3}
-            axes.plot([values[row] for row in places], places, "o", color=color, label=label, **look)
+            style = {"markerfacecolor": "white", "markersize": 9, "zorder": 2} if i else {"markersize": 5, "zorder": 3}
+            axes.plot([values[row] for row in places], places, "o", color=color, label=label, **style)
     plain_log(axes)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     shown = [value for values, _ in series.values() for value in values if value]
@@ -245,10 +245,10 @@ def static_resources(record: Record, folder: Path) -> Path:
                 for row, facts in enumerate(rungs.values())
                 if target in facts and (value := read(facts[target])) is not None
             ]
-            look: dict[str, Any] = {"color": PALETTE[i], "marker": ARCHITECTURE_MARKS[i], "markersize": 4.5}
+            style: dict[str, Any] = {"color": PALETTE[i], "marker": ARCHITECTURE_MARKS[i], "markersize": 4.5}
             if points:
-                look["label"] = f"{target}\n{static.ARCHITECTURES[target]}"
-                axes.plot(*zip(*points, strict=True), linestyle="", clip_on=False, zorder=3, **look)
+                style["label"] = f"{target}\n{static.ARCHITECTURES[target]}"
+                axes.plot(*zip(*points, strict=True), linestyle="", clip_on=False, zorder=3, **style)
         for row in range(0, len(rungs), 2):
             axes.axhspan(row - 0.5, row + 0.5, color=PALE, linewidth=0, zorder=0)
         axes.set_xlim(left=0)

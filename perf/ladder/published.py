@@ -38,8 +38,8 @@ class Experiment:
     def cited(self) -> str:
         """Title, date, GPU and address in words, also those that are not known."""
         facts = {"date": self.date, "GPU": self.gpu, "address": self.address and f"<{self.address}>"}
-        said = "; ".join(f"{name}: {fact or 'not known'}" for name, fact in facts.items())
-        return f"*{self.title}*; M = N = K = {self.size}; {said}."
+        known = "; ".join(f"{name}: {fact or 'not known'}" for name, fact in facts.items())
+        return f"*{self.title}*; M = N = K = {self.size}; {known}."
 
     def published_speedup(self, kernel: Kernel) -> float | None:
         """Over the source's own naive kernel."""

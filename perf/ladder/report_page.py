@@ -49,9 +49,9 @@ def texts(record: Record, pictures: Iterable[Path]) -> dict[str, str]:
     return {name: f"{page}\n" for name, page in joined.items() if page}
 
 
-def _picture(name: str, says: str, pictures: set[str]) -> Iterator[str]:
+def _picture(name: str, text: str, pictures: set[str]) -> Iterator[str]:
     if name in pictures:
-        yield f"![{says}]({name})"
+        yield f"![{text}]({name})"
 
 
 def _gpu_sections(record: Record, pictures: set[str]) -> Iterator[str]:
@@ -119,18 +119,18 @@ def _tunings(record: Record, pictures: set[str]) -> Iterator[str]:
     for tuning in tunings:
         yield f"## {tuning.rung.id} {tuning.rung.title}"
         yield from _picture(autotuner.picture(tuning.rung), f"every configuration of {tuning.rung.id}", pictures)
-        yield autotuner.says(tuning)
+        yield autotuner.summary(tuning)
         yield tables.tuning(tuning)
 
 
 def _findings(record: Record) -> Iterator[str]:
     """What was found, what was wrong, and the targets that are missed."""
-    said = findings.sentences(record)
+    sentences = findings.sentences(record)
     missed = [outcome for outcome in views.outcomes(record) if not outcome.met]
-    said += [f"Missed: {one.what} ({one.measured:.2f}, {one.wanted:.2f} wanted)." for one in missed]
-    if said:
+    sentences += [f"Missed: {one.what} ({one.measured:.2f}, {one.wanted:.2f} wanted)." for one in missed]
+    if sentences:
         yield "## What was found"
-        yield _bullets(said)
+        yield _bullets(sentences)
     doubtful = list(views.suspicious(record))
     if doubtful:
         yield "Too good to be believed before it is explained:\n\n" + _bullets(doubtful)
@@ -240,16 +240,16 @@ def _rungs(record: Record) -> Iterator[str]:
         if not ran and rung.name not in static_facts:
             continue
         wrong = any(row.failed for row in ran)
-        says = ["wrong in the interpreter" if wrong else "right in the interpreter"] if ran else []
+        text = ["wrong in the interpreter" if wrong else "right in the interpreter"] if ran else []
         if ran and ran != tried:
             why = next(row.absent for row in tried if row.absent is not None)
-            says += [f"in {len(tried) - len(ran)} of {len(tried)} cases not run: {why}"]
-        says += [] if rung.interpretable else ["not run: the interpreter has no Gluon"]
+            text += [f"in {len(tried) - len(ran)} of {len(tried)} cases not run: {why}"]
+        text += [] if rung.interpretable else ["not run: the interpreter has no Gluon"]
         if facts and facts.registers is not None:
             of = f"{facts.target}, {facts.config}"
-            says.append(f"{facts.registers} registers, {formats.kib(facts.shared) or 0} KiB shared memory ({of})")
+            text.append(f"{facts.registers} registers, {formats.kib(facts.shared) or 0} KiB shared memory ({of})")
         yield "\n\n".join(
-            filter(None, [f"**{rung.id} {rung.title}**: {'; '.join(says)}.", shown(rung.id, record.folder)])
+            filter(None, [f"**{rung.id} {rung.title}**: {'; '.join(text)}.", shown(rung.id, record.folder)])
         )
 
 

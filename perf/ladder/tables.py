@@ -82,11 +82,11 @@ def grouping(record: Record) -> str:
         wave = ON_AN_SM[step.rung.id] * record.environment["num_sms"]
         for size in SIZES_OF_C:
             counts = [_strips(wave, size // m, size // n, group) for group in (size // m, GROUP)]
-            asked = [  # TB/s: K is in the bytes and in the FLOP
+            rates = [  # TB/s: K is in the bytes and in the FLOP
                 (a * m + b * n) * step.rung.dtypes[0].itemsize * step.tflops / (2 * wave * m * n) for a, b in counts
             ]
             strips = [f"{a} + {b}" for a, b in counts]
-            rows.append([f"{step.rung.id}, {m}x{n}", str(size), *strips, *(f"{rate:.2f}" for rate in asked)])
+            rows.append([f"{step.rung.id}, {m}x{n}", str(size), *strips, *(f"{rate:.2f}" for rate in rates)])
     columns = [f"{what}, {how}" for what in ("strips of A + B", "TB/s") for how in ("by columns", f"groups of {GROUP}")]
     return formats.table(["rung, tile", "M = N = K", *columns], rows)
 

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 dropped = record.add(file, made, {name: found})
                 if dropped:
                     print(f"dropped {len(dropped)} cases of {shown(file)}, of other versions", file=sys.stderr)
-            print(f"[{i:2d}/{len(jobs)}] {found['seconds']:5.1f} s  {name}: {said(found)}", flush=True)
+            print(f"[{i:2d}/{len(jobs)}] {found['seconds']:5.1f} s  {name}: {summary(found)}", flush=True)
             if "failed" in found or "wrong" in found:
                 failed.append(name)
     except KeyboardInterrupt:
@@ -110,7 +110,7 @@ def results(jobs: Sequence[Job], given: argparse.Namespace) -> Iterator[tuple[st
                 found = measured(model, case, built, given)
         except Exception as error:
             traceback.print_exc()
-            found = {"failed": told(error)}
+            found = {"failed": error_text(error)}
         free()
         yield zoo.key(model, case), {**found, "seconds": round(time.perf_counter() - began, 1)}
         if lost():
@@ -144,7 +144,7 @@ def lost() -> bool:
     return torch.cuda.is_available() and timing.lost() is not None
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What went wrong, and where, in a line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -152,7 +152,7 @@ def told(error: Exception) -> str:
     return f"{type(error).__name__}: {first[:300]}{where}"
 
 
-def said(found: dict[str, Any]) -> str:
+def summary(found: dict[str, Any]) -> str:
     """A result in a line."""
     if "failed" in found:
         return f"FAILED: {found['failed']}"

@@ -145,11 +145,11 @@ def started(model: Model, provider: str) -> Iterator[Process]:
 
 def send(pid: int, what: signal.Signals) -> None:
     """Sends a signal to a process and all of its descendants, parents first, until there are no new ones."""
-    told: set[psutil.Process] = set()
+    seen: set[psutil.Process] = set()
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        while new := [x for x in (process, *process.children(recursive=True)) if x not in told]:
-            told.update(new)
+        while new := [x for x in (process, *process.children(recursive=True)) if x not in seen]:
+            seen.update(new)
             for one in new:
                 with suppress(psutil.NoSuchProcess):
                     one.send_signal(what)

@@ -32,7 +32,7 @@ from perf.models.zoo import BY_NAME
 from triton_gemm import tables
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.device import current_device_info
-from triton_gemm.learning import race
+from triton_gemm.learning import trial
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime.plan import plan_for
 from triton_gemm.suites import SUITES, unseen
@@ -85,7 +85,7 @@ class Service:
 
 
 def measure(problems: Sequence[GemmProblem], given: argparse.Namespace) -> dict[str, Any]:
-    race.LOADED_S = given.load
+    trial.LOADED_S = given.load
     begin = time.perf_counter()
 
     def say(what: str) -> None:
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gemms", type=args.count, default=60, metavar="N", help="(%(default)s)")
     parser.add_argument("--calls", type=args.count, nargs="+", default=CALLS, metavar="N", help="of each GEMM")
     parser.add_argument("--rate", type=float, default=12_000.0, metavar="N", help="calls a second (%(default)s)")
-    parser.add_argument("--load", type=float, default=race.LOADED_S, metavar="S", help="between modules (%(default)s)")
+    parser.add_argument("--load", type=float, default=trial.LOADED_S, metavar="S", help="between modules (%(default)s)")
     parser.add_argument("--limit", type=float, default=math.inf, metavar="S", help="of learning; what came is judged")
     parser.add_argument("--models", nargs="+", choices=tuple(BY_NAME), metavar="NAME", help=f"of {', '.join(BY_NAME)}")
     parser.add_argument("--minute", type=float, default=60.0, metavar="S", help="seconds of a minute (%(default)s)")

@@ -35,7 +35,7 @@ def list_of_models() -> str:
                 "forward and training": (
                     f"{model.rows} images" if model.inputs == "image" else f"{model.rows} x {model.length}"
                 ),
-                "generated": f"{model.asked} x ({model.prompt} + {model.generated})" if generates else None,
+                "generated": f"{model.requests} x ({model.prompt} + {model.generated})" if generates else None,
                 "attention": model.attention,
                 "cases": "; ".join(filter(model.cases.__contains__, zoo.CASES)),
             }

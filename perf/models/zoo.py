@@ -48,7 +48,7 @@ class Model:
     cases: tuple[str, ...]
     rows: int = 4
     length: int = 512
-    asked: int = 8
+    requests: int = 8
     prompt: int = 128
     generated: int = 32
     attention: str = "sdpa"
@@ -93,7 +93,7 @@ LIST = (
         sizes=_LLAMA_1B,
         tiny=_TINY_LLAMA,
         cases=(*OF_A_DECODER, COMPILED, FIRST_MINUTE),
-        asked=1,
+        requests=1,
     ),
     Model(
         name="llama-8b",
@@ -110,7 +110,7 @@ LIST = (
         sizes=_llama(width=3584, inner=18944, layers=4, heads=28, kv=4, vocab=152064),
         tiny=_TINY_LLAMA,
         cases=OF_A_DECODER,
-        asked=1,
+        requests=1,
     ),
     Model(
         name="gemma2-2b",
@@ -137,7 +137,7 @@ LIST = (
         sizes=_llama(width=4096, inner=14336, layers=2, heads=32, kv=8, vocab=32000, num_local_experts=8),
         tiny={**_TINY_LLAMA, "num_local_experts": 4},
         cases=(*OF_A_DECODER, FIRST_MINUTE),
-        asked=1,
+        requests=1,
     ),
     Model(
         name="qwen2-moe",
@@ -208,7 +208,7 @@ LIST = (
         sizes=_LLAMA_1B,
         tiny=_TINY_LLAMA,
         cases=OF_A_DECODER,
-        asked=4,
+        requests=4,
         more=_with_lora,
     ),
     Model(
@@ -286,6 +286,6 @@ def inputs_of(model: Model, built: nn.Module, *, tiny: bool, device: str) -> dic
 def prompt_of(model: Model, built: nn.Module, *, tiny: bool, device: str) -> torch.Tensor:
     """[asked, prompt] tokens to go on from."""
     random = torch.Generator(device).manual_seed(2)
-    shape = (2, TINY_LENGTH) if tiny else (model.asked, model.prompt)
+    shape = (2, TINY_LENGTH) if tiny else (model.requests, model.prompt)
     config: Any = built.config
     return torch.randint(1, config.vocab_size, shape, generator=random, device=device)

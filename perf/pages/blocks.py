@@ -102,8 +102,8 @@ def _of_main(contents: Callable[[Record], str]) -> Block:
     )
 
 
-def _picture_of_main(file: str, says: str) -> Block:
-    return lambda results, folder: picture(results.main, file, says, folder) if results.main else NOTHING
+def _picture_of_main(file: str, text: str) -> Block:
+    return lambda results, folder: picture(results.main, file, text, folder) if results.main else NOTHING
 
 
 def _experiments(record: Record) -> str:
@@ -136,8 +136,8 @@ def _of_counted(contents: Callable[[Record], str]) -> Block:
 
 def _counted_pictures(results: Results, folder: Path) -> str:
     """Every rung by the bytes that it moves."""
-    says = "Every rung by the bytes that it moves"
-    pictures = [picture(one, counted.PICTURE, says, folder) for one in results.records if counted.counted(one)]
+    text = "Every rung by the bytes that it moves"
+    pictures = [picture(one, counted.PICTURE, text, folder) for one in results.records if counted.counted(one)]
     return "\n\n".join(pictures) or NOT_COUNTED
 
 
@@ -211,11 +211,11 @@ def _speeds(groups: Sequence[Sequence[Sweep]], suites: Mapping[str, str], folder
 def _maps(results: Results, folder: Path, most: int = 0) -> str:
     """Where it is faster, a picture for each GPU, or for the last of them."""
     parts = []
-    for sweep in [*filter(None, map(speed_map.listed, _sweeps_of_gpus(results)))][-most:]:
+    shown = [(sweep, sweeps) for sweeps in _sweeps_of_gpus(results) if (sweep := speed_map.listed(sweeps))]
+    for sweep, sweeps in shown[-most:]:
         file = link(speed_map.file_of(environment.RESULTS, sweep), folder)
-        parts.append(
-            f"![Where it is faster on {sweep['environment']['gpu']}]({file})\n\n{speed_map.caption(sweep, not most)}"
-        )
+        words = speed_map.caption(sweep, speed_map.unseen(sweeps), not most)
+        parts.append(f"![Where it is faster on {sweep['environment']['gpu']}]({file})\n\n{words}")
     return "\n\n".join(parts) or bench_tables.NOTHING
 
 

@@ -120,11 +120,11 @@ def whole(rung: Rung, explained: str) -> str:
     called = re.compile(r"(?<![\w.])(\w+)\(").findall(code)  # without methods
     used = {one.id: [f"`{x}`" for x in Source(one).helpers if x in called] for one in LADDER[:place]}
     of = [f"{number}'s {', '.join(names)}" for number, names in used.items() if names]
-    says = f"{rung.id}'s kernel, whole"
+    text = f"{rung.id}'s kernel, whole"
     if place and _rewritten(list(_diff("", _anonymous(Source(LADDER[place - 1])), _anonymous(source))), source):
-        says += f"; it has little of {LADDER[place - 1].id}'s"
+        text += f"; it has little of {LADDER[place - 1].id}'s"
     return _folded(
-        says + spoils(rung),
+        text + spoils(rung),
         code.splitlines(),
         "python",
         (f"It calls {' and '.join(of)}. " if of else "") + f"For the rest see [what every kernel has]({explained})",
@@ -162,9 +162,9 @@ def _diff(name: str, before: Sequence[str], after: Sequence[str]) -> Iterator[st
                 yield from (f"+{line}" for line in after[k:end])
 
 
-def _folded(says: str, lines: Sequence[str], language: str = "diff", below: str = "") -> str:
+def _folded(text: str, lines: Sequence[str], language: str = "diff", below: str = "") -> str:
     code = "\n".join(lines)
     block = f"```{language}\n{code}\n```"
     if language == "python":  # as it is in the source, whose marks `lines` removes
         block = f"<!-- fmt: off -->\n{block}\n<!-- fmt: on -->"
-    return formats.folded(says, block, *[f"{below[0].upper()}{below[1:]}."] if below else [])
+    return formats.folded(text, block, *[f"{below[0].upper()}{below[1:]}."] if below else [])

@@ -97,7 +97,7 @@ def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:
     """What the autotuner timed on one GPU, in words and in a picture; nothing if that is not recorded."""
     for tuning in autotuner.shown(record):
         if tuning.rung == rung:
-            yield autotuner.says(tuning) + _tuned_anew(tuning, record)
+            yield autotuner.summary(tuning) + _tuned_anew(tuning, record)
             yield picture(record, autotuner.picture(rung), f"Every configuration of {rung.id}", folder)
 
 
@@ -108,8 +108,8 @@ def _tuned_anew(tuning: autotuner.Tuning, record: Record) -> str:
     if chosen is tuning.fastest:
         return ""
     share = f"{100 * tuning.share(chosen):.1f} %"
-    says = f"whose own tuning chose `{spelled(chosen.config)}`: here {share} of that speed."
-    return f" *Measured* is from another run, {says}"
+    text = f"whose own tuning chose `{spelled(chosen.config)}`: here {share} of that speed."
+    return f" *Measured* is from another run, {text}"
 
 
 def _measured(rung: Rung, record: Record) -> Iterator[str]:
@@ -122,23 +122,23 @@ def _measured(rung: Rung, record: Record) -> Iterator[str]:
         yield f"{on} {step.own.failed or step.own.absent}"
         return
     size = views.ladder_size(record)
-    says = f"{on} {formats.number(step.tflops)} TFLOPS at {size} x {size} x {size}"
+    text = f"{on} {formats.number(step.tflops)} TFLOPS at {size} x {size} x {size}"
     share = step.share(rung.name)
     if share:
-        says += f", {formats.percent(share)} of cuBLAS"
+        text += f", {formats.percent(share)} of cuBLAS"
     if step.over_twin:
-        says += f"; {step.over_twin:.2f} times its fastest twin, `{step.twin}`"
+        text += f"; {step.over_twin:.2f} times its fastest twin, `{step.twin}`"
     factor = next((factor for factor in views.factors(record) if factor.rung == rung), None)
     if factor and factor.measured:
-        says += f"; {factor.measured:.2f} times {factor.over}, where {factor.predicted:g} was predicted"
-    says += "." + (f" Configuration: {_in_words(step.own.config)}." if step.own.config else "")
+        text += f"; {factor.measured:.2f} times {factor.over}, where {factor.predicted:g} was predicted"
+    text += "." + (f" Configuration: {_in_words(step.own.config)}." if step.own.config else "")
     before = LADDER[max(0, LADDER.index(rung) - 1)]
     small = views.squares(record, step.problem.mode).get(SMALL) if rung.id in PERSISTENT else None
     speeds = [small.tflops(one.name) or 0.0 for one in (before, rung)] if small else []
     if all(speeds) and speeds:
         times = f"{speeds[1] / speeds[0]:.2f} times {before.id}"
-        says += f" At {SMALL} x {SMALL} x {SMALL} it reaches {formats.number(speeds[1])} TFLOPS, {times}."
-    yield says
+        text += f" At {SMALL} x {SMALL} x {SMALL} it reaches {formats.number(speeds[1])} TFLOPS, {times}."
+    yield text
 
 
 def _counted(rung: Rung, record: Record) -> Iterator[str]:
@@ -157,5 +157,5 @@ def _in_words(config: str) -> str:
     return f"{kind} {tile}, {of_group}{warps} warps, {stages} stage{'s' * (stages != '1')}"
 
 
-def picture(record: Record, file: str, says: str, folder: Path) -> str:
-    return f"![{says} on {record.environment['gpu']}]({link(record.folder / file, folder)})"
+def picture(record: Record, file: str, text: str, folder: Path) -> str:
+    return f"![{text} on {record.environment['gpu']}]({link(record.folder / file, folder)})"

@@ -36,6 +36,11 @@ def listed(sweeps: Sequence[Sweep]) -> Sweep | None:
     return next((sweep for sweep in sweeps if sweep["suite"] == SUITE and sweep.get("unseen") is None), None)
 
 
+def unseen(sweeps: Sequence[Sweep]) -> list[Sweep]:
+    """Of one GPU's sweeps those of the same suite's shapes that were drawn."""
+    return [sweep for sweep in sweeps if sweep["suite"] == SUITE and sweep.get("unseen") is not None]
+
+
 def file_of(results: Path, sweep: Sweep) -> Path:
     """Where the map of a sweep belongs."""
     return bench_tables.folder_of(results, sweep["environment"]) / FILE
@@ -95,12 +100,14 @@ def _text(x: float, y: float, words: str, anchor: str = "", more: str = "", fill
     return f'<text x="{x:g}" y="{y:g}"{place} fill="{fill}"{more and " " + more}>{escape(words)}</text>'
 
 
-def caption(sweep: Sweep, dated: bool = True) -> str:
-    """What the map shows, and how many of its products are faster, in words. dated: whether it says at which commit."""
-    known = [ratio for ratio in _ratios(sweep).values() if ratio is not None]
-    faster, slower = sum(ratio >= EQUAL for ratio in known), sum(ratio < 1 / EQUAL for ratio in known)
+def caption(sweep: Sweep, drawn: Sequence[Sweep], dated: bool = True) -> str:
+    """What the map shows, and how many of its products are faster, in words; beside them those of `unseen` sweeps.
+    dated: whether it says at which commit."""
+    counts = []
+    for kind, sweeps in {"listed": [sweep], "unseen": drawn}.items():
+        known = [ratio for each in sweeps for ratio in _ratios(each).values() if ratio is not None]
+        faster, slower = sum(ratio >= EQUAL for ratio in known), sum(ratio < 1 / EQUAL for ratio in known)
+        if known:
+            counts.append(f"of {len(known)} {kind} GEMMs triton_gemm is faster on {faster}, torch on {slower}")
     date = f" {bench_tables.origin([sweep])}" if dated else ""
-    return (
-        f"{bench_tables.where(sweep)}: of {len(known)} GEMMs triton_gemm is faster on {faster}, torch on {slower}; the "
-        f"others are within 2 %.{date}"
-    )
+    return f"{bench_tables.where(sweep)}: {'; '.join(counts)}. The others are within 2 %.{date}"

@@ -23,6 +23,7 @@ from perf.measure.providers import CUBLAS
 SUITES = {
     "square": "M = N = K from 512 to 16384",
     "llm": "projections of language models, 1 to 8192 tokens",
+    "llm-large": "projections of language models, 1024 to 8192 tokens",
     "decode": "weights that come from memory, up to 64 tokens",
     "mid": "M from 128 to 1024, N and K from 1000 to 8000",
     "prefill": "projections of language models, 100 to 1000 tokens",
@@ -45,7 +46,6 @@ SUITES = {
 # Variants of these, which README leaves to docs/performance.md.
 VARIANTS = {
     "router": "up to 32 rows, N from 64 to 2560, K from 4096",
-    "llm-large": "projections of language models, 1024 to 8192 tokens",
     "layouts": "large GEMMs, nn, nt, tn and tt",
     "host": "Python's time for a call",
     "host-fp8": "Python's time for a scaled fp8 call",
@@ -126,15 +126,21 @@ def glance(
     measured and by kind; and by version of Triton which share of torch's tokens models make in a first minute."""
     kinds = "faster", f"even, to {100 * (EVEN - 1):.0f} %", "slower"
     found: dict[tuple[str, bool], list[str]] = {}  # by that, and by whether shapes are unseen
+    worst: dict[bool, float] = {}  # of single shapes, by that
     for name, row in _rows(sweeps, GLANCE).items():
+        for (seed, _), ratio in row.ratios.items():
+            worst[seed is not None] = min(ratio, worst.get(seed is not None, ratio))
         kind = kinds[0 if row.speed > EVEN else 2 if row.speed < 1 / EVEN else 1]
         found.setdefault((kind, row.mean(unseen=True) is not None), []).append(f"{name} {row.speed:.2f}")
-    cells = ([kind, *(", ".join(found.get((kind, unseen), ["none"])) for unseen in (True, False))] for kind in kinds)
+    cells = [[kind, *(", ".join(found.get((kind, unseen), ["none"])) for unseen in (True, False))] for kind in kinds]
+    cells.append(
+        ["the slowest single shape", *(f"{worst[unseen]:.2f}" if unseen in worst else "" for unseen in (True, False))]
+    )
     table = formats.table(("torch's time over ours, means", "unseen shapes", "listed shapes"), cells)
     lines = []
     for place, ratios in models.items():
         each = "; ".join(f"{kind} {geometric_mean(of):.2f}, {min(of):.2f} at worst" for kind, of in ratios.items())
-        lines.append(f"- Whole models, torch's time over ours ({place}): {each}.")
+        lines.append(f"- Whole models and `examples/gpt.py`, torch's time over ours ({place}): {each}.")
     for triton, shares in minutes.items():
         each = ", ".join(f"{model} {share:.2f}" for model, share in shares.items())
         lines.append(f"- Tokens in the first minute of a process, ours over torch's (Triton {triton}): {each}.")

@@ -174,7 +174,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=SEED, help=f"draws other products; default {SEED}")
     add("--limit", type=args.count, metavar="N", help="at most N products, evenly spaced")
     seconds = ", ".join(f"{run.name} {run.seconds:g}" for run in RUNS.values())
-    add("--budget", type=args.count, metavar="S", help=f"seconds for a run; default for each race {seconds}")
+    add("--budget", type=args.count, metavar="S", help=f"seconds for a run; default for each trial {seconds}")
     add("--weights", type=lambda words: words.split(","), default=(), metavar="NxK,NxK", help="of a model's only these")
     add(
         "--products",

@@ -15,7 +15,7 @@ from triton_gemm.hardware.gpus import named_device
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, ranked, select
-from triton_gemm.tables import Silicon
+from triton_gemm.tables import GpuKey
 from triton_gemm.tables.files import TRITON, Table
 from triton_gemm.tables.records import Entry, named
 from triton_gemm.tuning.rows import of_weights
@@ -26,7 +26,7 @@ GAIN = 0.02  # as a share; candidates that were dropped early were timed for a f
 def table_of(*records: Mapping[str, Any]) -> Table:
     """The fastest candidate of each product in the records, among those in the bit class of the model's present choice.
 
-    A product gets an entry if its present choice was timed in the same race and was slower by more than GAIN and more
+    A product gets an entry if its present choice was timed in the same trial and was slower by more than GAIN and more
     than the noise. What a later record timed takes the place of an earlier record's product. Raises ValueError if a
     record is of another Triton version, or was tuned with bits="any", or if they are of several GPUs.
     """
@@ -53,7 +53,7 @@ def table_of(*records: Mapping[str, Any]) -> Table:
             if found is not None:
                 by = f"triton_gemm {triton_gemm.__version__}, Triton {made['triton']}, torch {made['torch']}"
                 entries[problem] = replace(found, measured=made["date"], by=by)
-    return Table(Silicon.of(device), TRITON, "same", entries)
+    return Table(GpuKey.of(device), TRITON, "same", entries)
 
 
 def _fastest(problem: GemmProblem, product: Mapping[str, Any], device: DeviceInfo, least_rows: int) -> Entry | None:
@@ -61,8 +61,12 @@ def _fastest(problem: GemmProblem, product: Mapping[str, Any], device: DeviceInf
     us = times_of(product)
     choice = select(problem, device)
     default, same = named(choice), bit_class(problem, choice)
-    ways = (Selection.of(candidate, "") for _, candidate in ranked(problem, device))
-    timed = [(us[named(way)], way) for way in ways if named(way) in us and bit_class(problem, way) == same]
+    selections = (Selection.of(candidate, "") for _, candidate in ranked(problem, device))
+    timed = [
+        (us[named(selection)], selection)
+        for selection in selections
+        if named(selection) in us and bit_class(problem, selection) == same
+    ]
     if default not in us or not timed:
         return None
     least, fastest = min(timed, key=lambda one: one[0])

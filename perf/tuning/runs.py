@@ -43,7 +43,7 @@ NUMBERS = 40  # of rows that are drawn for a model's weights
 @dataclass(frozen=True)
 class Run:
     """A tuning that is measured. what: in words, for a table; problems(seed): products, in the order in which they are
-    tuned; bits, repeat, rows: as `tune` takes them; seconds: of a race, compiling not included."""
+    tuned; bits, repeat, rows: as `tune` takes them; seconds: of a trial, compiling not included."""
 
     name: str
     what: str

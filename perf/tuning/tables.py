@@ -54,7 +54,7 @@ def row(record: Record) -> dict[str, Cell]:
         return cells
     lost = [found["choice_us"] / found["fastest_us"] for found in measured]
     used = [found["used_us"] / found["fastest_us"] for found in measured if found.get("used_us")]
-    again = [race for found in measured for race in found["again"]]
+    again = [repeat for found in measured for repeat in found["again"]]
     known, timed = (fmean(found[name] for found in measured) for name in ("candidates", "timed"))
     return cells | {
         "candidates, timed": f"{known:.0f}, {timed:.0f}",
@@ -67,8 +67,8 @@ def row(record: Record) -> dict[str, Cell]:
         ),
         "regret after": _points(geometric_mean(found["us"] / found["fastest_us"] for found in measured)),
         "stored": sum(found["outcome"] == "tuned" for found in measured),
-        "same winner again": _share(race["same"] for race in again),
-        "again within 1 %": _share(abs(race["slower"]) <= 0.01 for race in again),
+        "same winner again": _share(repeat["same"] for repeat in again),
+        "again within 1 %": _share(abs(repeat["slower"]) <= 0.01 for repeat in again),
         "torch / what runs: mean, least": _over_served(record),
     }
 

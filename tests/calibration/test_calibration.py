@@ -73,15 +73,15 @@ class Lab(FakeLab):
         super().__init__(self.milliseconds, seed, **how)
         self.info, self.true, self.off = info, true, off
 
-    def milliseconds(self, way: Selection) -> float:
+    def milliseconds(self, selection: Selection) -> float:
         problem, _ = self.benches[-1]
-        return true_us(problem, candidate_of(problem, way), self.true, self.off) / 1000
+        return true_us(problem, candidate_of(problem, selection), self.true, self.off) / 1000
 
 
-def candidate_of(problem: GemmProblem, way: Selection) -> Candidate:
-    packed = triton_gemm.kernels.repack.repacked(problem, way.packed)
-    given = packed.swap_ab() if way.swap_ab else packed
-    return Candidate(given, way.algorithm)
+def candidate_of(problem: GemmProblem, selection: Selection) -> Candidate:
+    packed = triton_gemm.kernels.repack.repacked(problem, selection.packed)
+    given = packed.swap_ab() if selection.swap_ab else packed
+    return Candidate(given, selection.algorithm)
 
 
 def true_us(problem: GemmProblem, candidate: Candidate, true: DeviceModel, off: float = 0.03) -> float:
@@ -109,9 +109,9 @@ def regret_of(model: DeviceModel, true: DeviceModel, info: DeviceInfo, count: in
     for name in ("mid", "decode", "square", "bigk", "llm"):
         for shape in unseen(SUITES[name], 11, count):
             problem = gemm_problem(shape)
-            ways = [candidate for _, candidate in ranked(problem, info)]
-            taken = [predicted(problem, way, true) for way in ways]
-            guess = [predicted(problem, way, model) for way in ways]
+            candidates = [candidate for _, candidate in ranked(problem, info)]
+            taken = [predicted(problem, candidate, true) for candidate in candidates]
+            guess = [predicted(problem, candidate, model) for candidate in candidates]
             lost.append(taken[guess.index(min(guess))] / min(taken) - 1)
     return sum(lost) / len(lost)
 
@@ -127,7 +127,7 @@ def test_a_planted_model_is_found_and_its_choices_are_good(info: DeviceInfo) -> 
     found = model_of(info)
     assert found is not start and found.memory == pytest.approx(true.memory, rel=0.12)
     assert regret_of(found, true, info) < 0.6 * regret_of(start, true, info)
-    kernels = {kernel for timed in probes.probes(info) for kernel in (way.kernel for way in timed.ways)}
+    kernels = {kernel for timed in probes.probes(info) for kernel in (one.kernel for one in timed.candidates)}
     assert ("warp_specialised" in kernels) == (info.capability == (9, 0)) and "portable" in kernels
     own = found.kernels["portable"]["products"]["half"][0] / start.kernels["portable"]["products"]["half"][0]
     assert 0.6 < own < 0.9
@@ -139,7 +139,7 @@ def test_what_is_not_measured_changes_with_what_is_like_it() -> None:
     true = planted(start)
     probed = [probe for probe in probes.probes(OTHER) if probe.problem.precision == "half"][:16]
     timed = [
-        fit.Timed(probe.problem, {way: true_us(probe.problem, way, true, 0.0) for way in probe.ways.values()})
+        fit.Timed(probe.problem, {one: true_us(probe.problem, one, true, 0.0) for one in probe.candidates.values()})
         for probe in probed
     ]
     found = fit.fit(timed, start).model
@@ -176,22 +176,22 @@ def test_products_are_timed_as_soon_as_they_are_compiled(monkeypatch: pytest.Mon
     assert [step.number for step in steps] == list(range(1, 13)) and steps[0].count == 12
     stuck = Lab(OTHER, model_without_calibration(OTHER))
     first = probes.probes(OTHER)[0].problem
-    monkeypatch.setattr(stuck, "ready", lambda problem, ways: problem != first)
+    monkeypatch.setattr(stuck, "ready", lambda problem, selections: problem != first)
     assert session.LEAST <= calibrated(stuck, 20.0).shapes < 12
 
 
 @pytest.mark.usefixtures("few")
-def test_what_fails_is_left_out_and_told() -> None:
+def test_what_fails_is_left_out_and_reported() -> None:
     true = planted(model_without_calibration(OTHER))
     tile = "128x256x64"
 
-    def broken(way: Selection) -> str | None:
-        return "spills" if tile in str(way.config) else None
+    def broken(selection: Selection) -> str | None:
+        return "spills" if tile in str(selection.config) else None
 
     report = calibrated(Lab(OTHER, true, broken=broken), 30.0)
     assert report.outcome == "kept" and report.shapes >= session.LEAST
     assert report.failed and all(tile in what and why == "spills" for what, why in report.failed)
-    again = calibrated(Lab(OTHER, true), failure=lambda problem, way: broken(way))
+    again = calibrated(Lab(OTHER, true), failure=lambda problem, selection: broken(selection))
     assert {why for _, why in again.failed} <= {"skipped: spills"} and "skipped: spills" in str(again)
 
 
@@ -248,7 +248,10 @@ def test_a_fit_is_judged_by_what_it_has_not_seen() -> None:
     timed = [
         fit.Timed(
             probe.problem,
-            {way: predicted(probe.problem, way, start) * exp(random.gauss(0, 0.3)) for way in probe.ways.values()},
+            {
+                one: predicted(probe.problem, one, start) * exp(random.gauss(0, 0.3))
+                for one in probe.candidates.values()
+            },
         )
         for probe in probes.probes(OTHER)[:16]
     ]
@@ -287,49 +290,49 @@ def test_a_wrong_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         triton_gemm.calibrate()
 
 
-def told(*arguments: str) -> tuple[int, str]:
+def run_command(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, list(arguments))
     return result.exit_code, result.stdout
 
 
 def test_the_command_reports_and_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[Any] = []
+    calls: list[Any] = []
     report = CalibrationReport("kept", "a GPU", "scaled from b", 30.0, 29.0, path=tmp_path, shapes=3, timed=9)
 
     def calibrate(budget: float, **how: Any) -> CalibrationReport:
-        asked.append((budget, how))
+        calls.append((budget, how))
         return report
 
     monkeypatch.setattr(calibration, "calibrate", calibrate)
-    code, out = told("calibrate", "--budget", "30s", "--json")
+    code, out = run_command("calibrate", "--budget", "30s", "--json")
     assert code == 0 and json.loads(out)["outcome"] == "kept" and json.loads(out)["error_before"] is None
-    assert asked == [(30.0, {"keep": True, "progress": None, "device": None})]
-    code, out = told("calibrate", "--dry-run", "--device", "cuda:0")
-    assert code == 0 and "9 candidates of 3 GEMMs" in out and asked[-1][1]["keep"] is False
+    assert calls == [(30.0, {"keep": True, "progress": None, "device": None})]
+    code, out = run_command("calibrate", "--dry-run", "--device", "cuda:0")
+    assert code == 0 and "9 candidates of 3 GEMMs" in out and calls[-1][1]["keep"] is False
     report = replace(report, outcome="not kept")
-    assert told("calibrate", "--dry-run")[0] == 0 and told("calibrate")[0] == 1
+    assert run_command("calibrate", "--dry-run")[0] == 0 and run_command("calibrate")[0] == 1
     report = replace(report, outcome="refused", why="the GPU is too hot")
-    code, out = told("calibrate", "--dry-run")
+    code, out = run_command("calibrate", "--dry-run")
     assert code == 1 and "refused: the GPU is too hot" in out
-    assert told("calibrate", "--budget", "none")[0] == 2
+    assert run_command("calibrate", "--budget", "none")[0] == 2
     report = replace(report, outcome="unchanged")
-    assert told("calibrate")[0] == 0
+    assert run_command("calibrate")[0] == 0
 
 
 def test_where_the_models_choice_fails_others_are_compared_with_the_next() -> None:
     probe = probes.probes(OTHER)[1]
-    first, second, *rest = probe.ways
-    lab = Lab(OTHER, model_without_calibration(OTHER), broken=lambda way: "no" if way == first else None)
+    first, second, *rest = probe.candidates
+    lab = Lab(OTHER, model_without_calibration(OTHER), broken=lambda selection: "no" if selection == first else None)
     (timed,) = measuring.measure(lab, [probe], 10.0).timed
-    assert len(timed.us) == 1 + len(rest) and probe.ways[second] in timed.us
+    assert len(timed.us) == 1 + len(rest) and probe.candidates[second] in timed.us
 
 
 def test_measuring_needs_two_candidates() -> None:
-    lab = Lab(OTHER, model_without_calibration(OTHER), broken=lambda way: "no" if way != first else None)
+    lab = Lab(OTHER, model_without_calibration(OTHER), broken=lambda selection: "no" if selection != first else None)
     probe = probes.probes(OTHER)[1]
-    first = next(iter(probe.ways))
+    first = next(iter(probe.candidates))
     found = measuring.measure(lab, [probe], 10.0)
-    assert found.timed == [] and len(found.failed) == len(probe.ways) - 1
+    assert found.timed == [] and len(found.failed) == len(probe.candidates) - 1
 
 
 def test_a_choice_that_stayed_has_not_where_the_model_has_another(tmp_path: Path) -> None:

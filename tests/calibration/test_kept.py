@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from tests.calibration.test_calibration import H200, OTHER, Lab, calibrated, slower, told
+from tests.calibration.test_calibration import H200, OTHER, Lab, calibrated, run_command, slower
 from tests.calibration.test_calibration import few as few
 from tests.calibration.test_calibration import models as models
 from tests.support import table_fakes
@@ -41,7 +41,7 @@ from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.tables import files
 
 
-def test_it_is_kept_for_the_silicon_and_used_at_once(models: Path) -> None:
+def test_it_is_kept_for_its_gpu_key_and_used_at_once(models: Path) -> None:
     problem = gemm_problem(unseen(SUITES["decode"], 3, 1)[0])
     before, number = policies.by_model(problem, OTHER), generation.number
     assert device_model.origin(OTHER) == "derived" and device_model.origin(H200) == "shipped"
@@ -89,7 +89,7 @@ def test_an_entry_of_the_class_of_before_is_left_out_at_once() -> None:
     assert policies.choose(LONG, H200).source == "user's table"
 
 
-def test_it_is_told() -> None:
+def test_fingerprints_and_explanations_name_it() -> None:
     first = triton_gemm.selection_fingerprint(OTHER, parts=True)
     question: dict[str, Any] = {"M": 16, "N": 4096, "K": 4096, "dtype": torch.bfloat16, "device": OTHER}
     plain = triton_gemm.explain(**question)
@@ -99,8 +99,8 @@ def test_it_is_told() -> None:
     second = triton_gemm.selection_fingerprint(OTHER, parts=True)
     assert {name for name in first if first[name] != second[name]} == {"device model"}
     assert second["device model"].startswith("calibrated, ")
-    told = triton_gemm.explain(**question)
-    assert told.model == "calibrated" and "chosen by the calibrated model, policy" in str(told)
+    explained = triton_gemm.explain(**question)
+    assert explained.model == "calibrated" and "chosen by the calibrated model, policy" in str(explained)
     shown = io.StringIO()
     render(compare(LONG, OTHER), output.Console(file=shown, width=240))
     assert "chosen by the calibrated model, policy" in shown.getvalue()
@@ -113,14 +113,14 @@ def test_it_is_told() -> None:
 def test_the_doctor_says_which_model_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton_gemm.reporting.doctor._devices", lambda: (OTHER,))
 
-    def says() -> str:
+    def sentences() -> str:
         return " ".join(word for found in (*doctor._kernels(), *storage.stored((OTHER,))) for word in found[1:])
 
-    assert "not measured" in says() and "triton-gemm calibrate" in says()
+    assert "not measured" in sentences() and "triton-gemm calibrate" in sentences()
     kept.store(slower(), OTHER)
-    assert "calibrated 20" in says() and "not measured" not in says() and "not used" not in says()
+    assert "calibrated 20" in sentences() and "not measured" not in sentences() and "not used" not in sentences()
     edited(file_of(), UNLIKE["zero"])
-    assert "is not used: model.memory is not a valid value" in says() and "not measured" in says()
+    assert "is not used: model.memory is not a valid value" in sentences() and "not measured" in sentences()
 
 
 def file_of(info: DeviceInfo = OTHER) -> Path:
@@ -248,14 +248,14 @@ def test_where_there_is_none_nvml_is_not_asked(monkeypatch: pytest.MonkeyPatch) 
 
 def test_cache_lists_and_clears_models() -> None:
     path = file_of()
-    assert [x["file"] for x in json.loads(told("cache", "ls", "--json")[1])["models"]] == [str(path)]
-    assert "calibrated 20" in told("cache", "ls")[1]
-    assert told("cache", "clear", "--yes")[1] == "deleted 0 tables\n" and path.exists()
-    assert told("cache", "clear", "--models", "--json")[0] == 2
-    assert told("cache", "clear", "--models", "--yes")[1] == "deleted 1 models\n" and not path.exists()
+    assert [x["file"] for x in json.loads(run_command("cache", "ls", "--json")[1])["models"]] == [str(path)]
+    assert "calibrated 20" in run_command("cache", "ls")[1]
+    assert run_command("cache", "clear", "--yes")[1] == "deleted 0 tables\n" and path.exists()
+    assert run_command("cache", "clear", "--models", "--json")[0] == 2
+    assert run_command("cache", "clear", "--models", "--yes")[1] == "deleted 1 models\n" and not path.exists()
     edited_path = file_of()
     edited(edited_path, UNLIKE["zero"])
-    assert "not used" in told("cache", "ls")[1]
+    assert "not used" in run_command("cache", "ls")[1]
 
 
 @pytest.mark.parametrize("devices", [(), (OTHER,)], ids=["no GPU", "a GPU"])
@@ -264,8 +264,8 @@ def test_models_that_are_set_aside_are_named(devices: tuple[DeviceInfo, ...]) ->
     edited(path, lambda found: found.update(format=2))
     aside = path.with_name(f"{path.name}.future-format.1")
     assert device_model.origin(OTHER) == "derived" and aside.exists()
-    assert json.loads(told("cache", "ls", "--json")[1])["set_aside"] == [str(aside)]
-    assert f"quarantined: {aside}" in told("cache", "ls")[1].replace("\n", "")
+    assert json.loads(run_command("cache", "ls", "--json")[1])["set_aside"] == [str(aside)]
+    assert f"quarantined: {aside}" in run_command("cache", "ls")[1].replace("\n", "")
     ((status, _, advice),) = (one for one in storage.stored(devices) if aside.name in one[1])
     assert status == "note" and "move" in advice
 

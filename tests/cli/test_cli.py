@@ -30,8 +30,8 @@ from triton_gemm import cli, tables
 from triton_gemm.cli import output, products, source_tree, words
 from triton_gemm.cli.app import app
 from triton_gemm.hardware import nvml
+from triton_gemm.hardware.gpu_key import GpuKey
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.hardware.silicon import Silicon
 from triton_gemm.layers import problems_of
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import doctor
@@ -175,7 +175,7 @@ def test_help_shows_every_command_in_plain_words() -> None:
         ("cache import absent.json", "does not exist"),
     ],
 )
-def test_a_wrong_call_is_told_so(
+def test_a_wrong_call_has_a_message(
     arguments: str, complaint: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -189,10 +189,10 @@ def test_a_wrong_call_is_told_so(
     "arguments",
     ["nonsense", "--nonsense", "explain 16 16", "explain 0 1 1", "cache import absent.json", "cache nonsense"],
 )
-def test_programs_are_told_why_words_are_no_call(arguments: str) -> None:
-    said = call(*arguments.split()).output
+def test_programs_read_why_words_are_no_call(arguments: str) -> None:
+    printed = call(*arguments.split()).output
     error = document(*arguments.split(), code=2)["error"]
-    assert error.split()[-1].strip(".'") in said
+    assert error.split()[-1].strip(".'") in printed
 
 
 BACKTRACE = "it is too large\nException raised from sizes at sizes.cpp:79\nframe #0: .."
@@ -244,7 +244,7 @@ def test_words_are_not_broken_where_lines_can_be(monkeypatch: pytest.MonkeyPatch
     assert max(map(len, shown.get().splitlines())) <= 80
 
 
-def test_who_asks_without_a_gpu_is_told_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_message_asks_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words.torch.cuda, "is_available", lambda: False)
     assert "--device h200" in words_of("explain", *PRODUCT, code=2)
     assert "--device h200" in document("cache", "verify", code=2)["error"]
@@ -255,7 +255,7 @@ def test_what_cannot_be_done_is_no_wrong_call(folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "/dev/null")
     file = folder.parent / "given.json"
     file.parent.mkdir(parents=True)
-    file.write_text(tables.files.Table(Silicon.of(H200)).text())
+    file.write_text(tables.files.Table(GpuKey.of(H200)).text())
     assert "error" in document("cache", "import", file, code=1)
 
 
@@ -281,9 +281,9 @@ def test_explain_shows_candidates_and_the_choice(folder: Path) -> None:
     chosen = select(problem_of(), H200)
     assert found["device"]["name"] == "NVIDIA H200" and found["problem"]["N"] == 1024
     assert (found["chosen"]["by"], found["chosen"]["kernel"]) == ("model", chosen.kernel)
-    predicted = [way["predicted_us"] for way in found["candidates"]]
+    predicted = [candidate["predicted_us"] for candidate in found["candidates"]]
     assert len(predicted) == 4 and predicted == sorted(predicted)
-    assert [way["chosen"] for way in found["candidates"]] == [True, False, False, False]
+    assert [candidate["chosen"] for candidate in found["candidates"]] == [True, False, False, False]
     assert found["candidates"][0]["config"]["BLOCK_M"] == chosen.config.BLOCK_M
     shown = words_of("explain", *PRODUCT, "--device", "h200")
     assert f"-> {chosen.kernel}" in shown and "chosen by the model, policy cached" in shown
@@ -292,17 +292,17 @@ def test_explain_shows_candidates_and_the_choice(folder: Path) -> None:
 def test_explain_knows_what_was_measured_and_who_chose(folder: Path) -> None:
     stored = store(problem_of(), nth=25)
     found = document("explain", *PRODUCT, "--device", "h200", "--limit", "2")
-    models, way = (way for way in found["candidates"] if way["known_us"])
+    models, candidate = (candidate for candidate in found["candidates"] if candidate["known_us"])
     assert models["known_us"] == 12.0 and not models["chosen"], "the model's choice, measured at the same time"
-    assert way["known_us"] == 10.0 and way["chosen"] and way["table"] == "user's table"
-    assert way["config"]["BLOCK_M"] == stored.config.BLOCK_M and len(found["candidates"]) == 3
+    assert candidate["known_us"] == 10.0 and candidate["chosen"] and candidate["table"] == "user's table"
+    assert candidate["config"]["BLOCK_M"] == stored.config.BLOCK_M and len(found["candidates"]) == 3
     assert found["chosen"]["by"] == "user's table"
     assert "10 (user's table)" in words_of("explain", *PRODUCT, "--device", "h200")
     with triton_gemm.policy("model"):
         assert document("explain", *PRODUCT, "--device", "h200")["chosen"]["by"] == "model"
 
 
-def test_what_another_choice_took_is_not_said_of_this_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_another_choice_is_not_shown_for_this_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry has the time of the model's choice as it was when the product was tuned."""
     store(problem_of(), nth=25)
     path = table_fakes.table_in(folder)
@@ -310,16 +310,16 @@ def test_what_another_choice_took_is_not_said_of_this_one(folder: Path, monkeypa
     for default in ("portable 64x64x32 4 warps 3 stages", ""):
         path.write_text(text.replace(records.named(select(problem_of(), H200)), default))
         tables.reload()
-        (way,) = (way for way in document("explain", *PRODUCT, "--device", "h200")["candidates"] if way["known_us"])
-        assert way["known_us"] == 10.0 and way["table"] == "user's table"
+        (one,) = (one for one in document("explain", *PRODUCT, "--device", "h200")["candidates"] if one["known_us"])
+        assert one["known_us"] == 10.0 and one["table"] == "user's table"
 
 
 def test_a_tuned_configuration_that_the_model_knows_nothing_of_is_shown(folder: Path) -> None:
     """As a user's own may be."""
     problem, choice = problem_of(dtype=torch.float16), select(problem_of(dtype=torch.float16), H200)
     own = [triton.Config({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}, num_warps=4, num_stages=1)]
-    own_way = next(way for way in candidates(problem, H200, choice, "any", own) if way.config.num_stages == 1)
-    assert tables.store(problem, own_way, H200, us=1.0, default_us=2.0, bits="any")
+    selection = next(one for one in candidates(problem, H200, choice, "any", own) if one.config.num_stages == 1)
+    assert tables.store(problem, selection, H200, us=1.0, default_us=2.0, bits="any")
     found = document("explain", *PRODUCT, "--dtype", "fp16", "--device", "h200")
     last = found["candidates"][-1]
     assert (last["predicted_us"], last["known_us"], last["config"]["num_stages"]) == (None, 1.0, 1)
@@ -331,8 +331,8 @@ def test_explain_marks_what_runs_under_batch_invariance(folder: Path) -> None:
     with triton_gemm.batch_invariant():
         found = document("explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200")
         shown = words_of("explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200")
-    (way,) = (way for way in found["candidates"] if way["chosen"])
-    assert way["schedule"] == found["chosen"]["schedule"] and way["predicted_us"] > 0
+    (candidate,) = (candidate for candidate in found["candidates"] if candidate["chosen"])
+    assert candidate["schedule"] == found["chosen"]["schedule"] and candidate["predicted_us"] > 0
     assert "-> warp_specialised" in shown and "bits same, for any number of rows" in shown
     assert "for any number of rows" not in words_of(
         "explain", "4096", "576", "7168", "--layout", "nt", "--device", "h200"
@@ -362,8 +362,8 @@ def test_sizes_may_have_a_capital_x() -> None:
 def test_a_description_without_a_gpu_is_called_so(folder: Path, tmp_path: Path, text: str) -> None:
     path = tmp_path / "doc.json"
     path.write_text(text)
-    told = words_of("explain", "64", "64", "64", "--device", path, code=2)
-    assert "describes no GPU" in told and "on a machine with one" in told
+    printed = words_of("explain", "64", "64", "64", "--device", path, code=2)
+    assert "describes no GPU" in printed and "on a machine with one" in printed
 
 
 @pytest.mark.parametrize(("count", "words"), [(0, "0 entries"), (1, "1 entry"), (2, "2 entries")])
@@ -391,7 +391,7 @@ def test_options_are_named_whatever_typer_makes_of_a_metavar(command: CommandInf
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "printed"),
     [
         ("--bias n --activation gelu --dtype fp16 --layout nt", "512x1024x2048 fp16 nt bias n gelu on"),
         ("--dtype fp32 --precision bf16x6", "fp32 nn bf16x6 on"),
@@ -401,8 +401,8 @@ def test_options_are_named_whatever_typer_makes_of_a_metavar(command: CommandInf
         ("--beta 0.5 --dtype fp16", "fp16 nn + beta C on"),
     ],
 )
-def test_explain_takes_all_that_a_product_has(options: str, said: str, folder: Path) -> None:
-    assert said in words_of("explain", *PRODUCT, "--device", "h200", *options.split())
+def test_explain_takes_all_that_a_product_has(options: str, printed: str, folder: Path) -> None:
+    assert printed in words_of("explain", *PRODUCT, "--device", "h200", *options.split())
 
 
 def test_a_gpu_is_described_by_a_file(tmp_path: Path, folder: Path) -> None:
@@ -442,7 +442,7 @@ def test_tables_are_listed_shown_and_verified(folder: Path) -> None:
     assert document("cache", "verify", "--device", "h200")["tables"] == []
     stored = store(problem_of())
     (one,) = document("cache", "ls")["tables"]
-    assert (one["entries"], one["silicon"], one["whose"]) == (1, str(Silicon.of(H200)), "user's table")
+    assert (one["entries"], one["silicon"], one["whose"]) == (1, str(GpuKey.of(H200)), "user's table")
     assert "sm_90-132sms-6016bit-700W" in words_of("cache", "ls")
     for where in ([one["file"]], ["--device", "h200"]):
         (entry,) = document("cache", "show", *where)["entries"]
@@ -539,7 +539,7 @@ def test_clear_asks_first(folder: Path) -> None:
 
 def test_clear_asks_before_it_deletes_what_tuning_noted(folder: Path) -> None:
     folder.mkdir(parents=True)
-    note = folder / f"{Silicon.of(H200)}{tables.checks.JOURNAL}"
+    note = folder / f"{GpuKey.of(H200)}{tables.checks.JOURNAL}"
     note.touch()
     refused = call("cache", "clear", stdin="n\n")
     assert refused.exit_code == 1 and "Delete 0 tables and 1 notes of tuning" in refused.output and note.exists()
@@ -566,37 +566,37 @@ def test_a_folder_that_may_not_be_read_is_not_cleared(folder: Path, monkeypatch:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What was to be compiled, and the failures of it."""
-    asked: dict[str, Any] = {"failures": ()}
+    jobs: dict[str, Any] = {"failures": ()}
 
     def fake(problems: Any, devices: Any, **how: Any) -> precompile.Precompiled:
-        asked.update(how, problems=problems, devices=[device.name for device in devices])
+        jobs.update(how, problems=problems, devices=[device.name for device in devices])
         how["progress"](1, 2), how["selecting"](1, 2)
         none = "there is no C compiler"
-        return precompile.Precompiled(3, 1, len(problems), tmp_path, 4.2, asked["failures"], driver_module=none)
+        return precompile.Precompiled(3, 1, len(problems), tmp_path, 4.2, jobs["failures"], driver_module=none)
 
     monkeypatch.setattr(cli.warmup, "precompile", fake)
-    return asked
+    return jobs
 
 
-def test_warmup_says_what_was_compiled(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_warmup_says_what_was_compiled(jobs: dict[str, Any], tmp_path: Path) -> None:
     shapes = ("--shapes", "512x1024x2048,2x16x32x64", "--dtype", "fp16")
     shown = words_of("warmup", *shapes, "--arch", "sm_90", "--out", tmp_path)
     assert "3 kernels for 2 GEMMs" in shown and "1 compiled in 4 s, 2 were compiled before" in shown
     assert "Triton's driver module: there is no C compiler" in shown
     assert "launches repeated calls: TRITON_GEMM_NATIVE is 0" in shown
     hoppers = ["NVIDIA H20", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "sm_90"]
-    assert asked["devices"] == hoppers and asked["cache"] == tmp_path
-    assert [problem.batch for problem in asked["problems"]] == [1, 2]
+    assert jobs["devices"] == hoppers and jobs["cache"] == tmp_path
+    assert [problem.batch for problem in jobs["problems"]] == [1, 2]
     assert call("warmup", "--suite", "square", "--device", "h200").exit_code == 0
-    assert len(asked["problems"]) == len(SUITES["square"].shapes)
-    asked["failures"] = ("gemv_kernel: it broke",)
+    assert len(jobs["problems"]) == len(SUITES["square"].shapes)
+    jobs["failures"] = ("gemv_kernel: it broke",)
     assert document("warmup", *shapes, "--device", "h200", code=1)["failures"] == ["gemv_kernel: it broke"]
-    assert asked["devices"] == ["NVIDIA H200"]
+    assert jobs["devices"] == ["NVIDIA H200"]
 
 
-def test_warmup_of_weights_is_what_prepare_compiles(asked: dict[str, Any]) -> None:
+def test_warmup_of_weights_is_what_prepare_compiles(jobs: dict[str, Any]) -> None:
     given = ("warmup", "--device", "h200", "--weights", "96x64, 64x96,96x64", "--rows", "1-3, 9,2 - 4")
     for options, dtype, bias in (
         ((), torch.bfloat16, False),
@@ -604,15 +604,15 @@ def test_warmup_of_weights_is_what_prepare_compiles(asked: dict[str, Any]) -> No
     ):
         assert "3 kernels for 10 GEMMs" in words_of(*given, *options)
         wanted = problems_of([(96, 64), (64, 96)], [1, 2, 3, 9, 4], dtype, bias)
-        assert asked["problems"] == list(wanted)
+        assert jobs["problems"] == list(wanted)
 
 
 @pytest.mark.parametrize(("options", "least", "most"), [([], 0, 0), (["same"], 2, 30), (["any"], 20, 40)])
-def test_warmup_compiles_what_tune_would_time(options: list[str], least: int, most: int, asked: dict[str, Any]) -> None:
+def test_warmup_compiles_what_tune_would_time(options: list[str], least: int, most: int, jobs: dict[str, Any]) -> None:
     given = [f"--candidates={bits}" for bits in options]
     assert call("warmup", "--shapes", "512x1024x2048", "--device", "h200", *given).exit_code == 0
     problem = problem_of(512, 1024, 2048)
-    found = asked["also"](problem, H200)
+    found = jobs["also"](problem, H200)
     assert least <= len(found) <= most
     classes = {bit_class(problem, selection) for selection in found}
     assert len(classes) > 1 if options == ["any"] else len(classes) == len(options)
@@ -630,12 +630,12 @@ class FakeTuning(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("triton_gemm.tuning")
-        self.asked: dict[str, Any] = {}
+        self.requested: dict[str, Any] = {}
         self.reports = [compared(**FIGURES), compared(**FIGURES)]
         self.read_shapes = lambda path: {problem_of(8): 3, problem_of(): 1}
 
     def tune(self, shapes: Any, **how: Any) -> Any:
-        self.asked = {"shapes": shapes, **how}
+        self.requested = {"shapes": shapes, **how}
         logging.getLogger("triton_gemm.tuning").info("one product is done")
         report = SimpleNamespace(
             as_dict=lambda *_: {"regret_after": 0.0}, shapes=[SimpleNamespace(outcome=self.outcome)]
@@ -643,7 +643,7 @@ class FakeTuning(ModuleType):
         return type("Report", (), {"__str__": lambda _: "all was tuned", **vars(report)})()
 
     def compare(self, shapes: Any, *, progress: Any, **how: Any) -> Any:
-        self.asked = {"shapes": shapes, **how}
+        self.requested = {"shapes": shapes, **how}
         for report in self.reports:
             progress(report)
         if self.error is not None:
@@ -659,42 +659,42 @@ def tuning(monkeypatch: pytest.MonkeyPatch) -> FakeTuning:
     return fake
 
 
-def test_tune_passes_on_what_it_was_told(tuning: FakeTuning, tmp_path: Path) -> None:
+def test_tune_passes_its_options_on(tuning: FakeTuning, tmp_path: Path) -> None:
     shapes = "4096x4096x4096,16x14336x4096"
     done = words_of("tune", "--shapes", shapes, "--layout", "nt", "--budget", "1.5m", "--bits", "any", "--resume")
     assert "one product is done" in done and "all was tuned" in done
     how = {"budget": 90.0, "bits": "any", "measure": "graph", "resume": True, "repeat": 1, "device": None}
-    assert {name: tuning.asked[name] for name in how} == how
-    assert [words.problem_text(problem) for problem in tuning.asked["shapes"]] == [
+    assert {name: tuning.requested[name] for name in how} == how
+    assert [words.problem_text(problem) for problem in tuning.requested["shapes"]] == [
         "4096x4096x4096 bf16 nt",
         "16x14336x4096 bf16 nt",
     ]
     assert document("tune", "--suite", "decode", "--measure", "eager") == {"regret_after": 0.0}
-    assert tuning.asked["measure"] == "eager" and len(tuning.asked["shapes"]) == len(SUITES["decode"].shapes)
+    assert tuning.requested["measure"] == "eager" and len(tuning.requested["shapes"]) == len(SUITES["decode"].shapes)
     file = tmp_path / "shapes.json"
     file.touch()
     assert call("tune", "--shapes-from", file).exit_code == 0
-    assert tuning.asked["shapes"] == file, "with how often each was called"
+    assert tuning.requested["shapes"] == file, "with how often each was called"
     for tuning.outcome in ("refused", "failed", "not stored"):
         assert document("tune", "--shapes", "1x2x3", code=1)
 
 
 def test_tune_takes_weights_with_rows(tuning: FakeTuning, tmp_path: Path) -> None:
     words_of("tune", "--weights", "4096x1024,512x64", "--rows", "1-8,64", "--bias")
-    assert tuning.asked["rows"] == [1, 2, 3, 4, 5, 6, 7, 8, 64]
-    texts = [words.problem_text(problem) for problem in tuning.asked["shapes"]]
+    assert tuning.requested["rows"] == [1, 2, 3, 4, 5, 6, 7, 8, 64]
+    texts = [words.problem_text(problem) for problem in tuning.requested["shapes"]]
     assert texts == ["1x4096x1024 bf16 nt bias n", "1x512x64 bf16 nt bias n"]
     file = tmp_path / "shapes.json"
     file.touch()
     words_of("tune", "--shapes-from", file, "--rows", "1-4096")
-    assert tuning.asked["shapes"] == file and tuning.asked["rows"] == [*range(1, 4097)]
+    assert tuning.requested["shapes"] == file and tuning.requested["rows"] == [*range(1, 4097)]
     for wrong in (["--weights", "64x64"], ["--shapes", "1x2x3", "--rows", "4"], ["--suite", "llm", "--bias"]):
         assert call("tune", *wrong).exit_code == 2
 
 
 def test_a_dry_run_times_nothing() -> None:
-    said = words_of("tune", "--weights", "4096x4096", "--rows", "1-64", "--dry-run", "--device", "h200")
-    assert "64x4096x4096 bf16 nt warp_specialised " in said and "for 8 GEMMs; nothing was timed" in said
+    printed = words_of("tune", "--weights", "4096x4096", "--rows", "1-64", "--dry-run", "--device", "h200")
+    assert "64x4096x4096 bf16 nt warp_specialised " in printed and "for 8 GEMMs; nothing was timed" in printed
     found = document("tune", "--shapes", "64x64x64", "--dry-run", "--device", "h200")
     assert len(found["shapes"][0]["candidates"]) > 1 and "torch" not in found["shapes"][0]["candidates"]
     any_bits = "tune", "--shapes", "64x64x64", "--dry-run", "--device", "h200", "--bits", "any"
@@ -712,26 +712,26 @@ def compared(outcome: str = "measured", **figures: float) -> Comparison:
 FIGURES = {"torch_us": 12.0, "ours_us": 10.0, "ratio": 1.2, "noise": 0.01, "torch_error": 1e-3, "ours_error": 2e-3}
 
 
-def test_compare_passes_on_what_it_was_told(tuning: FakeTuning, tmp_path: Path) -> None:
+def test_compare_passes_its_options_on(tuning: FakeTuning, tmp_path: Path) -> None:
     done = words_of(
         "compare", "--shapes", "16x32x64,8x16x32x64", "--layout", "nt", "--budget", "9s", "--device", "cuda:0"
     )
     assert "a step of your model, as recorded (2 calls): 0.024 ms with torch, 0.02 with triton_gemm, on a GPU" in done
-    assert {name: tuning.asked[name] for name in ("budget", "device")} == {"budget": 9.0, "device": "cuda:0"}
-    texts = [words.problem_text(problem) for problem in tuning.asked["shapes"]]
+    assert {name: tuning.requested[name] for name in ("budget", "device")} == {"budget": 9.0, "device": "cuda:0"}
+    texts = [words.problem_text(problem) for problem in tuning.requested["shapes"]]
     assert texts == ["16x32x64 bf16 nt", "8x16x32x64 bf16 nt"]
     found = document("compare", "--suite", "decode")
     assert found["torch_ms"] == 0.024 and found["products"][0]["ratio"] == 1.2
     file = tmp_path / "shapes.json"
     file.touch()
     assert call("compare", "--shapes-from", file).exit_code == 0
-    assert tuning.asked["shapes"] == file, "with how often each was called"
+    assert tuning.requested["shapes"] == file, "with how often each was called"
 
 
 def test_compare_takes_layers_at_powers_of_two(tuning: FakeTuning) -> None:
     assert call("compare", "--weights", "32x64", "--rows", "3-20,7,100-103", "--bias").exit_code == 0
-    assert [problem.M for problem in tuning.asked["shapes"]] == [3, 4, 8, 16, 20, 7, 100, 103]
-    assert all(problem.bias == "n" and problem.b.column_major for problem in tuning.asked["shapes"])
+    assert [problem.M for problem in tuning.requested["shapes"]] == [3, 4, 8, 16, 20, 7, 100, 103]
+    assert all(problem.bias == "n" and problem.b.column_major for problem in tuning.requested["shapes"])
 
 
 def test_compare_writes_a_table_and_a_plot(tuning: FakeTuning, tmp_path: Path) -> None:
@@ -760,21 +760,21 @@ def test_compare_says_that_matplotlib_is_missing(tuning: FakeTuning, monkeypatch
     assert "error: --plot needs matplotlib: pip install matplotlib" in words_of(
         "compare", "--shapes", "1x2x3", "--plot", "x.png", code=1
     )
-    assert not tuning.asked, "before anything is measured"
+    assert not tuning.requested, "before anything is measured"
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [(KeyboardInterrupt(), 130, "interrupted"), (RuntimeError("the GPU cannot be used any more"), 1, "any more")],
 )
 def test_compare_shows_what_it_has_found_until_then(
-    tuning: FakeTuning, error: BaseException, code: int, said: str
+    tuning: FakeTuning, error: BaseException, code: int, message: str
 ) -> None:
     tuning.error = error
     done = call("compare", "--shapes", "1x2x3", "--json")
-    assert done.exit_code == code and said in done.stderr and json.loads(done.stdout)["torch_ms"] == 0.024
+    assert done.exit_code == code and message in done.stderr and json.loads(done.stdout)["torch_ms"] == 0.024
     tuning.reports = []
-    assert said in document("compare", "--shapes", "1x2x3", code=code)["error"]
+    assert message in document("compare", "--shapes", "1x2x3", code=code)["error"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

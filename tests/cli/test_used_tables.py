@@ -22,7 +22,7 @@ from triton_gemm.tables import files
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> files.Table:
     """Every 20th entry of the H200's shipped table, as the only table."""
     (path,) = (kit.PACKAGE / "tables").glob("*6016bit*")
-    whole = files.look(path).table
+    whole = files.contents_of(path).table
     assert whole is not None
     few = replace(whole, entries=dict([*whole.entries.items()][::20]))
     monkeypatch.setattr(tables.queries, "SHIPPED", tmp_path / "package")
@@ -64,16 +64,16 @@ def test_what_is_used_is_what_calls_run(shipped: files.Table) -> None:
 def test_an_older_triton_uses_what_a_kit_has(shipped: files.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     count, used = len(shipped.entries), document("cache", "verify", "--device", "h200")["tables"][0]["used"]
     assert 0 < used < count
-    says = f"entries of Triton 3.9, as this is {files.TRITON}"
-    for part in (f"used here: {used} of {count} {says}", f"not used here: {count - used} {says}: the model chooses"):
+    text = f"entries of Triton 3.9, as this is {files.TRITON}"
+    for part in (f"used here: {used} of {count} {text}", f"not used here: {count - used} {text}: the model chooses"):
         assert part in words_of("cache", "show", "--device", "h200")
     assert f"{used} used here, though it is of Triton 3.9" in words_of("cache", "verify", "--device", "h200")
-    (found,) = [says for _, says, *_ in storage.stored((H200,)) if "6016bit" in says]
+    (found,) = [text for _, text, *_ in storage.stored((H200,)) if "6016bit" in text]
     assert "used where a kit has its kernels" in found
     use_kit("0", monkeypatch)
     assert not any(x["used"] for x in document("cache", "show", "--device", "h200")["entries"])
     assert "not used here: it is of Triton 3.9" in words_of("cache", "verify", "--device", "h200")
-    assert "are not used" in next(says for _, says, *_ in storage.stored((H200,)))
+    assert "are not used" in next(text for _, text, *_ in storage.stored((H200,)))
 
 
 def test_warmup_counts_what_kits_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def finding() -> tuple[str, str, str]:
     return found.status, found.says, found.do
 
 
-def test_what_was_asked_is_served_and_nothing_else(
+def test_what_was_requested_is_served_and_nothing_else(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for value, expected in ((file, True), ("0", False), (file, True), ("1", False)):
@@ -90,29 +90,29 @@ def test_what_was_asked_is_served_and_nothing_else(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("way", ["weights", "shapes-from", "candidates"])
-def test_each_way_to_name_products(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", ["weights", "shapes-from", "candidates"])
+def test_each_option_that_names_products(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder that is made, relative to this one or to one's home."""
     problems, options = [problem_of(100, 60, 40)], ["--shapes", "100x60x40", "--candidates", "same"]
-    if way == "weights":
+    if source == "weights":
         options = ["--weights", "33x65,64x64", "--rows", "1-2,65", "--bias", "--dtype", "fp16"]
         problems = [*problems_of([(33, 65), (64, 64)], [1, 2, 65], torch.float16, True)]
-    elif way == "shapes-from":
+    elif source == "shapes-from":
         problems = PROBLEMS
         lines = ",".join(records.text_of({"calls": 1, "problem": records.plain(x)}) for x in PROBLEMS)
         (tmp_path / "shapes.json").write_text(f'{{"format": 1, "products": [{lines}]}}')
         options = ["--shapes-from", str(tmp_path / "shapes.json")]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = document("warmup", "--device", "h200", *options, "--kit", "~/" * (way == "weights") + "image/fleet.kit")
+    found = document("warmup", "--device", "h200", *options, "--kit", "~/" * (source == "weights") + "image/fleet.kit")
     assert found["failures"] == [] and found["problems"] == len(problems) and found["devices"] == ["NVIDIA H200"]
     use(tmp_path / "image" / "fleet.kit", monkeypatch)
     assert found["file"] == str(tmp_path / "image" / "fleet.kit")
     assert all(all(served(problem)) for problem in problems)
-    if way == "candidates":
+    if source == "candidates":
         (problem,) = problems
-        ways = candidates(problem, H200, select(problem, H200), "same")
-        keys = {kit.key_of(x) for selection in ways for x in precompile.compilables(H200, problem, selection)}
+        selections = candidates(problem, H200, select(problem, H200), "same")
+        keys = {kit.key_of(x) for selection in selections for x in precompile.compilables(H200, problem, selection)}
         (of,) = kits.used(H200.capability)
         assert of.kernels.keys() == keys and found["kernels"] == len(keys) > 2
 
@@ -194,11 +194,11 @@ def test_a_file_that_is_not_used_is_warned_of_once(
     assert not any(served(problem)[0] for problem in PROBLEMS * 2)
     (warned,) = [x for x in caplog.records if x.levelno == logging.WARNING]
     assert str(given) in warned.getMessage()
-    status, says, do = finding()
+    status, text, do = finding()
     if fault == "relative":
-        assert says.startswith("there is no kit")  # and "policy" has what is wrong
+        assert text.startswith("there is no kit")  # and "policy" has what is wrong
     else:
-        assert status == "broken" and says.startswith(f"the kit {given} is not used: ")
+        assert status == "broken" and text.startswith(f"the kit {given} is not used: ")
         how = f"`triton-gemm warmup <GEMMs> --kit {given}` writes it anew once it is deleted"
         assert do == f"{how}; or unset TRITON_GEMM_KIT"
 
@@ -213,8 +213,8 @@ def test_stale_kernels_are_not_served(file: Path, monkeypatch: pytest.MonkeyPatc
     real = kit.source_hash
     monkeypatch.setattr(kit, "source_hash", lambda of: "changed" if of == "kernels/gemv.py" else real(of))
     assert list(map(served, PROBLEMS)) == [[False], [True]]
-    status, says, do = finding()
-    assert status == "note" and says == f"{has}, and 1 are compiled anyway: the sources are not those of the kit"
+    status, text, do = finding()
+    assert status == "note" and text == f"{has}, and 1 are compiled anyway: the sources are not those of the kit"
     assert do.startswith(f"`triton-gemm warmup <GEMMs> --kit {file}` writes it anew")
 
 
@@ -263,8 +263,8 @@ def test_doctor_knows_the_package_s_kit(file: Path, monkeypatch: pytest.MonkeyPa
     assert own.status == "broken" and own.do.startswith(f"`triton-gemm warmup <GEMMs> --kit {missing}` writes it;")
     use("1", monkeypatch)
     shipped.write_bytes(b"damaged")
-    says = "the package's kit is not used: it is no kit of this version's format"
-    assert finding() == ("note", says, "install the package again")
+    text = "the package's kit is not used: it is no kit of this version's format"
+    assert finding() == ("note", text, "install the package again")
     use("0", monkeypatch)
     assert finding() == ("good", "all kernels are compiled: TRITON_GEMM_KIT is 0", "")
     use("1", monkeypatch)

@@ -177,12 +177,12 @@ def _fills_what_is_empty() -> None:
 
 def _memory_segments() -> None:
     """It takes what it asks for, and gives nothing where a history is recorded."""
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "memory_snapshot", lambda **how: asked.append(how) or [{"device": 0}])
-        assert compat.memory_segments() == [{"device": 0}] and asked[0].keys() <= {"include_traces"}
+        patch.setattr(torch.cuda, "memory_snapshot", lambda **how: requests.append(how) or [{"device": 0}])
+        assert compat.memory_segments() == [{"device": 0}] and requests[0].keys() <= {"include_traces"}
         patch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
-        assert compat.memory_segments() == [] and len(asked) == 1
+        assert compat.memory_segments() == [] and len(requests) == 1
 
 
 def _stream_of_graph_trees() -> None:

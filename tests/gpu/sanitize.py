@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from reference_cuda import TWINS, TwinUnavailable, load
-from tests.support.kernel_forms import SKIPPED, Alone, circumstances, forms, shared, ways
+from tests.support.kernel_forms import SKIPPED, Alone, circumstances, forms, shared, variants
 from tests.support.kernel_mutants import K11_RACE, MUTANTS, READS_OUTSIDE, Mutant
 from tests.support.random_products import Memory, Prepared
 from triton_gemm.hardware.device import DeviceInfo, device_info
@@ -36,7 +36,7 @@ from triton_gemm.ladder import LADDER, Rung
 SIZES = [(127, 65, 33), (200, 270, 150), (1, 140, 70), (37, 20, 0), (128, 256, 64)]
 TMA_SIZES = [(120, 72, 40), (200, 272, 152), (8, 136, 72), (128, 256, 64)]  # rows of whole 16 bytes
 SCALARS = [(1.0, 0.0), (-0.5, 2.0)]
-WAYS, WAYS_OF_CONSAN = 6, 1  # to compute a product
+VARIANTS, VARIANTS_OF_CONSAN = 6, 1  # to compute a product
 ROOT = Path(__file__).parents[2]
 LAUNCH = (sys.executable, "-m", "tests.gpu.sanitize")
 FOUND = 9  # exit status of a tool that has found an error
@@ -98,11 +98,11 @@ def twins(share: str) -> Iterator[str]:
 
 def kernels(share: str) -> Iterator[str]:
     """What matmul launches, in every form."""
-    for prepared, found in ways(shared(circumstances(), share), Alone("cuda"), gpu(), WAYS):
-        for way in found:
-            prepared.call_by(way.plan(prepared.request.problem(*prepared.operands), "cuda"))
+    for prepared, found in variants(shared(circumstances(), share), Alone("cuda"), gpu(), VARIANTS):
+        for variant in found:
+            prepared.call_by(variant.plan(prepared.request.problem(*prepared.operands), "cuda"))
             torch.cuda.synchronize()
-            yield str(way)
+            yield str(variant)
 
 
 # --- compute-sanitizer ---
@@ -137,7 +137,7 @@ def version() -> tuple[int, ...]:
 def watched_by_consan(device: DeviceInfo) -> list[str]:
     """Names of the kernels that ConSan checks. Each runs in its own process."""
     names = [rung.name for rung in LADDER if device.capability in rung.capabilities]
-    for _, found in ways(circumstances(), Memory("cpu"), device, WAYS_OF_CONSAN, inline_ptx=False):
+    for _, found in variants(circumstances(), Memory("cpu"), device, VARIANTS_OF_CONSAN, inline_ptx=False):
         names += map(str, found)
     return names
 
@@ -152,10 +152,10 @@ def by_name(name: str) -> Iterator[str]:
         return
     prepared = Prepared(circumstances()[circumstance], Alone("cuda"), by_plan=True)
     described = prepared.request.problem(*prepared.operands)
-    for way in forms(circumstance, prepared.problem, described, gpu()):
-        if str(way) == name:
+    for variant in forms(circumstance, prepared.problem, described, gpu()):
+        if str(variant) == name:
             with torch.device("cuda"):
-                prepared.call_by(way.plan(described, "cuda", by_triton=True))
+                prepared.call_by(variant.plan(described, "cuda", by_triton=True))
             torch.cuda.synchronize()
             yield name
 
@@ -177,8 +177,8 @@ def consan(command: Sequence[str]) -> str | None:
     if done.returncode == 0:
         return None
     lines = [line for line in done.stdout.splitlines() if "ssert" in line or "Error" in line]
-    said = [*dict.fromkeys(lines), *done.stdout.splitlines()[-1:]]
-    return " | ".join(said)[:400] or f"exit status {done.returncode}"
+    messages = [*dict.fromkeys(lines), *done.stdout.splitlines()[-1:]]
+    return " | ".join(messages)[:400] or f"exit status {done.returncode}"
 
 
 def watch_by_consan(share: str, jobs: int) -> int:
@@ -242,8 +242,8 @@ def launch(what: str, share: str, name: str) -> int:
     }
     launched = 0
     try:
-        for said in of_what[what]():
-            print(said, flush=True)
+        for line in of_what[what]():
+            print(line, flush=True)
             launched += 1
     except TwinUnavailable as error:
         print(error)

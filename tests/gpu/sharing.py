@@ -33,7 +33,7 @@ def _multiply(begun: Any) -> None:
 def skip_if_shared() -> None:
     """Skips a test that times, on a GPU that is not fit for it now."""
     found = Gpu(torch.device("cuda", torch.cuda.current_device()), Journal(None, ""), "same", "graph")
-    now = found.look()
+    now = found.conditions()
     found.close()
     if (why := complaint(now, now, now.ms)) is not None:
         pytest.skip(f"it needs the GPU for itself: {why}")

@@ -133,4 +133,6 @@ def test_nothing_is_predicted_to_be_faster_than_the_gpu(name: str, mode: str) ->
         assert float(reason.split()[1]) >= least, problem  # said with three digits
         assert ("not measured on this GPU" in reason) == (origin(device) == "derived")
         if i < 3:
-            assert all(way.predicted_us is None or way.predicted_us >= least for way in compare(problem, device).ways)
+            assert all(
+                one.predicted_us is None or one.predicted_us >= least for one in compare(problem, device).fastest
+            )

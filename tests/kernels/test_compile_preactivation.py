@@ -155,11 +155,11 @@ def test_operands_by_tma(capability: Capability) -> None:
 @pytest.mark.parametrize("invariant", [False, True])
 def test_the_choice_is_that_of_the_product_alone(name: str, invariant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the model, by tables and by the tuner, which see no other problem."""
-    alone, asked = FORMS[name].to_choose_for(), []
-    monkeypatch.setattr(policies.tables, "lookup", lambda problem, *_: asked.append(problem))
+    alone, lookups = FORMS[name].to_choose_for(), []
+    monkeypatch.setattr(policies.tables, "lookup", lambda problem, *_: lookups.append(problem))
     with policies.policy("cached"):
         chosen = [policies.choose(x, HOPPER, invariant=invariant) for x in (FORMS[name], alone)]
-    assert chosen[0] == chosen[1] and asked == [alone, alone]
+    assert chosen[0] == chosen[1] and lookups == [alone, alone]
 
 
 def test_no_stand_in_leaves_it_out() -> None:
@@ -174,7 +174,7 @@ def test_no_stand_in_leaves_it_out() -> None:
     assert isinstance(found, Selection) and found.algorithm == selection.algorithm
 
 
-def test_what_a_request_says() -> None:
+def test_the_problem_of_a_request() -> None:
     a, b, c = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((8, 16), (16, 24), (8, 24)))
     request = Request(activation="silu", bias="n", preactivation=True)
     found = request.problem(a, b, c)

@@ -100,7 +100,7 @@ def test_sums_are_those_of_owners_bit_for_bit(kernel: SimpleNamespace, swapped: 
     assert summed(operands, config, second, kernel).equal(summed(operands, config, owners, kernel))
 
 
-def test_what_it_cannot_add_is_said() -> None:
+def test_a_message_names_what_it_cannot_add() -> None:
     problem = Operands(Case((64, 64, 640), "ntn"), CPU).problem
     config = warp_specialised.CONFIGS[-1]
 

@@ -273,7 +273,7 @@ ILLEGAL_CLUSTERS = {
 
 
 @pytest.mark.parametrize("reason", ILLEGAL_CLUSTERS)
-def test_what_is_no_cluster_is_said(kernel: SimpleNamespace, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_illegal_clusters_are_named(kernel: SimpleNamespace, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = in_form((64, 96), ILLEGAL_CLUSTERS[reason])
     problem = GemmProblem.of(*(torch.empty(512, 512, dtype=torch.bfloat16, device="meta"),) * 3)
     device, illegal = HOPPER, kernel.illegal
@@ -288,7 +288,7 @@ def test_what_is_no_cluster_is_said(kernel: SimpleNamespace, reason: str, monkey
     assert illegal(problem, device, replace(config, CLUSTER_M=1, CLUSTER_N=1)) is None
 
 
-def test_what_does_not_fit_in_clusters_either_is_said(kernel: SimpleNamespace) -> None:
+def test_a_message_names_what_does_not_fit_in_clusters_either(kernel: SimpleNamespace) -> None:
     config = replace(in_form((64, 96), (2, 2)), num_stages=20)
     problem = GemmProblem.of(*(torch.empty(512, 512, dtype=torch.bfloat16, device="meta"),) * 3)
     assert "bytes of shared memory" in kernel.illegal(problem, HOPPER, config)
@@ -325,7 +325,7 @@ SHAPELESS = {
 
 
 @pytest.mark.parametrize("name", SHAPELESS)
-def test_tiles_that_no_warpgroups_have_are_told(name: str) -> None:
+def test_a_message_names_tiles_that_no_warpgroups_have(name: str) -> None:
     """A consumer gives a slot back once the next one's products run, so that one stage would wait for itself."""
     problem, tile = Operands(Case((512, 512, 512), "ntn"), CPU).problem, warp_specialised.Config(64, 64, 64, 4, 4)
     change, why = SHAPELESS[name]

@@ -131,7 +131,7 @@ def test_whoever_adds_parts_gives_the_same_bits(kernel: SimpleNamespace) -> None
     assert torch.equal(in_turn, shared) and torch.equal(in_turn, second) and not torch.equal(in_turn, whole)
 
 
-def test_what_has_no_parts_in_turn_is_said() -> None:
+def test_a_message_names_what_has_no_parts_in_turn() -> None:
     in_turn = Schedule(1, split_k=2)
 
     def why(case: Case, config: TileConfig, **change: object) -> str | None:

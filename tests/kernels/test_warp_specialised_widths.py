@@ -122,7 +122,7 @@ def test_each_epilogue_tile_has_its_own_bias(kernel: SimpleNamespace, config: Ti
 
 
 @pytest.mark.parametrize("name", NO_WIDTHS)
-def test_what_no_wgmma_spans_is_said(kernel: SimpleNamespace, name: str) -> None:
+def test_a_message_names_what_no_wgmma_spans(kernel: SimpleNamespace, name: str) -> None:
     """Of such products the width is the sum of two powers of two."""
     problem = repacked(Operands(NO_WIDTHS[name], CPU).problem, ("a", "b") if name == "planes" else ())
     k = 128 // problem.dtype.itemsize

@@ -168,7 +168,7 @@ def test_slices_cover_b(group: int) -> None:
         assert cluster.loaded_rows(n, group) == count * rows
 
 
-def test_what_no_thread_can_hold_is_said() -> None:
+def test_a_message_names_what_no_thread_can_hold() -> None:
     problem, tile = product(4096, 4096, 4096), Config(256, 224, 64, 8, 3)
     assert host.illegal(problem, HOPPER, tile) == "256 accumulators are more registers than a thread has"
     assert host.illegal(problem, HOPPER, replace(tile, BLOCK_N=192)) is None

@@ -60,7 +60,7 @@ def test_a_launch_takes_what_is_set() -> None:
     assert str(replace(config, BLOCK_K=16, GROUP_M=8)) == "64x32x16 group 8 8 warps 2 stages"
 
 
-def test_why_a_config_is_illegal_is_said_with_both_numbers() -> None:
+def test_the_message_of_an_illegal_config_has_both_numbers() -> None:
     large = GemmConfig(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, num_warps=8, num_stages=5)
     assert large.illegal(HOPPER, 2, 2) == "needs 246016 bytes of shared memory, sm_90 has 232448"
     heavy = replace(large, num_warps=4, num_stages=3)

@@ -203,7 +203,7 @@ def test_a_file_that_is_none_is_answered_by_a_sentence(run: Run) -> None:
     files[8].unlink(), files[8].symlink_to("nowhere")
     cookie = f"# coding: latin-1\n# Größe\n{EXERCISES[9].filled(EXERCISES[9].solution)}"
     files[9].write_bytes(cookie.encode("latin-1"))
-    says = {
+    messages = {
         1: "SyntaxError: ",
         2: "it cannot be read: Is a directory",
         3: "it ends Python, by SystemExit(0)",
@@ -215,11 +215,11 @@ def test_a_file_that_is_none_is_answered_by_a_sentence(run: Run) -> None:
         9: "not copied",
         10: "solved",
     }
-    for words, status in ((("check", *map(str, says)), 1), ((), 0)):
+    for words, status in ((("check", *map(str, messages)), 1), ((), 0)):
         left, out, error = run(*words, "--folder", "here")
         assert left == status and "Traceback" not in out + error and "1 of 1" in out
         answers = dict(zip(out.splitlines()[::2], out.splitlines()[1::2], strict=False))
-        for number, sentence in says.items():
+        for number, sentence in messages.items():
             assert sentence in answers[f"{number:>2} {EXERCISES[number - 1].title}"], number
     status, out, error = run("check", "3", "--folder", "here")
     assert status == 1 and "0 of 1 solved." in out
@@ -262,16 +262,16 @@ def test_a_run_is_shown_and_a_wrong_one_looks_wrong(run: Run) -> None:
             scene["wrong"] and f"     not filled in yet: {scene['wrong']}\n" in out and right[number]["wrong"] is None
         )
 
-    def says(scene: dict[str, Any]) -> str:
+    def text_of(scene: dict[str, Any]) -> str:
         return " ".join(step["says"] for step in scene["steps"])
 
-    assert " 1 elements" not in says(wrong[2]) + says(right[1]) and " 1 sectors" not in says(right[1])
-    assert "32 elements in 32 sectors" in says(wrong[1]) and "32 sectors" not in says(right[1])
+    assert " 1 elements" not in text_of(wrong[2]) + text_of(right[1]) and " 1 sectors" not in text_of(right[1])
+    assert "32 elements in 32 sectors" in text_of(wrong[1]) and "32 sectors" not in text_of(right[1])
     outside = [cell for step in wrong[2]["steps"] for cell in step["cells"] if cell[1] == "outside"]
     assert ["a", "outside", 0, 45, 16, 3] in outside and "outside" not in right[2]["key"]
-    assert "Programs 0 to 15 read strips of A: 1, of B: 16." in says(wrong[4])
-    assert "Programs 0 to 15 read strips of A: 4, of B: 4." in says(right[4])
-    assert "chunk 0 of their rows: wavefronts 8" in says(wrong[12]) and "wavefronts 8" not in says(right[12])
+    assert "Programs 0 to 15 read strips of A: 1, of B: 16." in text_of(wrong[4])
+    assert "Programs 0 to 15 read strips of A: 4, of B: 4." in text_of(right[4])
+    assert "chunk 0 of their rows: wavefronts 8" in text_of(wrong[12]) and "wavefronts 8" not in text_of(right[12])
 
     def pauses(scene: dict[str, Any]) -> int:
         products = [bar for bar in scene["bars"] if bar[1] == "product"]

@@ -20,7 +20,7 @@ from triton_gemm.runtime import aot
 
 @cases(LADDER, "meta", own=True)
 def test_a_wrong_launch_raises_and_launches_nothing(rung: Rung, wrong: Wrong) -> None:
-    with aot.capture() as launches, pytest.raises(wrong.error, match=wrong.says):
+    with aot.capture() as launches, pytest.raises(wrong.error, match=wrong.text):
         wrong.launch(rung)
     assert launches == []
 
@@ -54,7 +54,7 @@ def test_the_current_device_must_be_the_tensors(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("config", "beta", "says"),
+    ("config", "beta", "text"),
     [
         (GemmConfig(128, 256, 64, 8, 8, 5), 0.0, "cannot take .*needs 246016 bytes of shared memory, sm_90 has 232448"),
         (GemmConfig(128, 256, 64, 8, 4, 3), 0.0, "does not take .*: would spill: 256 accumulators are more than half"),
@@ -65,12 +65,12 @@ def test_the_current_device_must_be_the_tensors(monkeypatch: pytest.MonkeyPatch)
         ),
     ],
 )
-def test_a_config_must_fit_the_gpu(config: GemmConfig, beta: float, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_must_fit_the_gpu(config: GemmConfig, beta: float, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(launch_checks, "device_info", lambda _: device_of_capability((9, 0)))
     x = on_cuda(torch.float16)
     for given in ({"config": config}, {"configs": [record.triton_config(config)]}):
-        with pytest.raises(ValueError, match=f"k08_tensor_cores {says}"):
+        with pytest.raises(ValueError, match=f"k08_tensor_cores {text}"):
             k08_tensor_cores.launch(x, x, on_cuda(torch.float16), 1.0, beta, **given)
 
 

@@ -36,8 +36,8 @@ VARIANTS = [
 
 
 def test_every_published_kernel_has_a_variant():
-    told = [kernel for twin in TWINS.values() for variant in twin.variants for kernel in variant.retells]
-    assert sorted(told) == sorted(PUBLISHED)
+    retold = [kernel for twin in TWINS.values() for variant in twin.variants for kernel in variant.retells]
+    assert sorted(retold) == sorted(PUBLISHED)
 
 
 def test_every_source_is_a_twin_and_every_twin_a_source():

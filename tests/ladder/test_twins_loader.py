@@ -84,7 +84,7 @@ def test_unknown_stem():
     ],
     ids=["torch without CUDA", "no GPU", "too old", "no nvcc", "no ninja"],
 )
-def test_what_is_missing_is_said(hopper, where, name, value, words):
+def test_a_message_names_what_is_missing(hopper, where, name, value, words):
     hopper.monkeypatch.setattr(where, name, value)
     text = unavailable()
     assert all(word in text for word in words)

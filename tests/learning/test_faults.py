@@ -15,7 +15,7 @@ import torch
 from tests.support.learning_fakes import CALLS, Service, World
 from tests.support.table_fakes import HOPPER
 from triton_gemm.hardware.driver import DriverError
-from triton_gemm.learning import race, tuner
+from triton_gemm.learning import trial, tuner
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, plan, turns
 from triton_gemm.runtime.worker import Question
@@ -74,14 +74,14 @@ def test_what_hangs_the_gpu_is_blamed_though_its_race_is_given_up(what: str, wor
         world.call(1)
     service.queued.clear()
     while not service.queued:  # the incumbent's came first
-        service.hung = bool(service.tuner.races) and any(x.begun for x in service.tuner.races.values())
+        service.hung = bool(service.tuner.trials) and any(x.begun for x in service.tuner.trials.values())
         world.call(1)
     service.hung = what != "has ended since"
     service.learns = what == "hangs"  # or its rule ends
     for _ in range(2):  # the first look counts the last calls
         service.now += 1.0 if what == "is late" else tuner.STALE_S + 1
-        service.tuner.look()
-    assert not service.tuner.races and not service.graphs
+        service.tuner.poll()
+    assert not service.tuner.trials and not service.graphs
     assert len(list(service.folder.glob("*.tuning.jsonl.*"))) == (what == "hangs")
 
 
@@ -99,11 +99,11 @@ def test_a_race_is_of_a_plan_whose_kernels_are_loaded(service: Service) -> None:
 def test_what_measures_for_long_leaves_a_race_no_memory(world: World) -> None:
     world.until_it_races()
     with background.held():
-        world.service.tuner.look()
+        world.service.tuner.poll()
         assert world.service.graphs
         world.service.now += tuner.HELD_S
-        world.service.tuner.look()
-        assert not world.service.graphs and not any(x.has_turn for x in world.service.tuner.races.values())
+        world.service.tuner.poll()
+        assert not world.service.graphs and not any(x.has_turn for x in world.service.tuner.trials.values())
 
 
 def test_a_table_that_cannot_be_written_costs_the_next_process_alone(
@@ -128,7 +128,7 @@ def test_a_worker_writes_what_was_learned_or_the_thread_does(worker: str, world:
 
     world.service.patch.setattr(learned, "write", write_by)
     if worker == "is late":
-        world.service.patch.setattr(background, "ask", ask_no_writer(background.ask))
+        world.service.patch.setattr(background, "submit", ask_no_writer(background.submit))
     world.call(2 * CALLS)
     assert world.service.tuner.unwritten == [] or worker == "is late"
     world.service.tuner._write(at_end=True)
@@ -156,12 +156,12 @@ def test_the_end_of_a_process_waits_for_a_folder_once(world: World) -> None:
 def ask_no_writer(ask: Callable[..., Any]) -> Callable[..., Any]:
     """As `background.ask`, but who is to write never ends."""
 
-    def asked(plan: Any, device: Any, function: Callable[..., Any], *of: Any) -> Any:
+    def request(plan: Any, device: Any, function: Callable[..., Any], *of: Any) -> Any:
         if function.__name__ == "write_by":
             return Question(function, *of)
         return ask(plan, device, function, *of)
 
-    return asked
+    return request
 
 
 def test_a_rule_that_ends_amid_a_race_ends_it(world: World) -> None:
@@ -170,7 +170,7 @@ def test_a_rule_that_ends_amid_a_race_ends_it(world: World) -> None:
     assert service.graphs
     service.learns = False
     turns.end()
-    assert not service.graphs and not service.tuner.races and turns.job.until < 0
+    assert not service.graphs and not service.tuner.trials and turns.job.until < 0
     launches = len(service.launches)
     world.call(5000)
     assert len(service.launches) == launches
@@ -199,7 +199,7 @@ def test_calls_of_other_products_drive_a_race_for_a_while(world: World) -> None:
     world = World(service, activation="relu")
     world.until_it_races()
     service.call(other, 31_000)
-    assert not [x for x in service.tuner.races if x.problem.activation], "it makes way"
+    assert not [x for x in service.tuner.trials if x.problem.activation], "it makes way"
 
 
 @pytest.mark.parametrize("where", ["at first", "at a call", "at the end"])
@@ -207,7 +207,7 @@ def test_errors_end_learning_and_no_call(
     where: str, world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One ends a race, three all of it, as one does amid the end of a race."""
-    what = {"at first": (race.Race, "_ranked"), "at a call": (race, "Mark"), "at the end": (race.Race, "close")}
+    what = {"at first": (trial.Trial, "_ranked"), "at a call": (trial, "Mark"), "at the end": (trial.Trial, "close")}
     with monkeypatch.context() as patch:
         patch.setattr(*what[where], lambda *_: 1 // 0)
         for number in range(tuner.FAILURES):
@@ -219,7 +219,7 @@ def test_errors_end_learning_and_no_call(
 
 def test_one_error_costs_one_race(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(race, "Mark", lambda *_: 1 // 0)
+        patch.setattr(trial, "Mark", lambda *_: 1 // 0)
         world.call()
     world.service.now += tuner.AGAIN_S
     assert world.call().algorithm == world.fastest.algorithm
@@ -243,7 +243,7 @@ def test_a_thread_that_cannot_start_costs_no_call(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda _: [][0])
         service.call(service.operands())
-    assert service.tuner.thread is None and "a GEMM is not raced: IndexError" in caplog.text
+    assert service.tuner.thread is None and "a GEMM is not timed: IndexError" in caplog.text
 
 
 def test_the_gpus_memory_is_not_held_for_long(world: World) -> None:
@@ -252,7 +252,7 @@ def test_the_gpus_memory_is_not_held_for_long(world: World) -> None:
     world.service.gpu_free = 1 << 20
     world.service.now += 1
     world.call(10)
-    assert not any(x.has_turn for x in world.service.tuner.races.values())
+    assert not any(x.has_turn for x in world.service.tuner.trials.values())
     world.service.gpu_free, world.service.now = 40 << 30, world.service.now + tuner.AGAIN_S
     assert world.call().algorithm == world.fastest.algorithm
 
@@ -262,7 +262,7 @@ def test_torchs_memory_that_is_gone_ends_a_race(world: World, monkeypatch: pytes
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(race, "fills_what_is_empty", full)
+        patch.setattr(trial, "fills_what_is_empty", full)
         world.call()
     assert not world.service.tuner.broken and not world.service.tuner.failures
 
@@ -277,17 +277,17 @@ def test_a_rule_that_ends_anywhere_leaves_the_end_to_the_thread(where: str, worl
         service.learns = False
         turns.end()
         assert service.graphs and job.until < 0, "what may be launched is there"
-    service.tuner.look()
-    assert not service.graphs and not service.tuner.races
+    service.tuner.poll()
+    assert not service.graphs and not service.tuner.trials
 
 
 def test_a_process_ends_where_the_thread_has_ended(world: World) -> None:
     world.until_it_races()
     learner = world.service.tuner
-    learner.thread = threading.Thread(target=learner._look_on)
+    learner.thread = threading.Thread(target=learner._run)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "allow_during_captures", lambda: None)
-        patch.setattr(learner, "look", lambda look=learner.look: (look(), 60.0)[1])  # it does not sleep at the end
+        patch.setattr(learner, "poll", lambda poll=learner.poll: (poll(), 60.0)[1])  # it does not sleep at the end
         learner.thread.start()
         learner.finish()
     assert not learner.thread.is_alive() and not world.service.graphs
@@ -301,7 +301,7 @@ def test_a_weight_of_the_call_is_read_beside_calls_of_it(service: Service, monke
     world = World(service)
     monkeypatch.setattr(turns.Job, "begin", lambda *_: 1 // 0)
     world.until_it_races()
-    (running,) = [x for x in service.tuner.races.values() if x.has_turn]
+    (running,) = [x for x in service.tuner.trials.values() if x.has_turn]
     assert running.has_own_b
     launches, (a, b, c) = len(service.launches), world.of
     world.of = a, b.clone(), c
@@ -309,7 +309,7 @@ def test_a_weight_of_the_call_is_read_beside_calls_of_it(service: Service, monke
     assert len(service.launches) <= launches + 1 and not service.graphs, "its weight is elsewhere"
 
 
-def test_what_cannot_be_stored_is_said(
+def test_what_cannot_be_stored_is_logged(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learned, "store", lambda *_, **__: [][0])

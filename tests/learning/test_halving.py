@@ -91,14 +91,14 @@ def recorded(gpu: str, device: str, seed: int) -> list[list[tuple[float, float]]
         for product in record["products"]:
             us = {name: us for us, name in product["times"]}
             problem = problem_named(product["product"])
-            ways: dict[str, tuple[float, str]] = {}
+            candidates: dict[str, tuple[float, str]] = {}
             for predicted, candidate in [] if problem is None else ranked(problem, named_device(device), True):
                 name = named(Selection.of(candidate, ""))
                 if name in us:
-                    ways.setdefault(name, (predicted, bit_class(problem, candidate)))  # type: ignore[arg-type]
-            first = next(iter(ways), None)
+                    candidates.setdefault(name, (predicted, bit_class(problem, candidate)))  # type: ignore[arg-type]
+            first = next(iter(candidates), None)
             if first is not None:
-                found.append([(x, us[name]) for name, (x, of) in ways.items() if of == ways[first][1]])
+                found.append([(x, us[name]) for name, (x, of) in candidates.items() if of == candidates[first][1]])
     return found
 
 
@@ -110,9 +110,9 @@ def test_regret_after_26000_calls(gpu: str, device: str, seed: int) -> None:
     products = recorded(gpu, device, seed)
     assert len(products) > 150
     picks, learned = [], []
-    for number, ways in enumerate(products):
-        least = min(us for _, us in ways)
-        raced = ways[:MOST]
+    for number, candidates in enumerate(products):
+        least = min(us for _, us in candidates)
+        raced = candidates[:MOST]
         found = race([us for _, us in raced], [x / raced[0][0] for x, _ in raced], number, SHARE * 26_000)
         picks.append(raced[0][1] / least - 1)
         learned.append(raced[found.winner or 0][1] / least - 1)

@@ -16,7 +16,7 @@ from tests.support.learning_fakes import CALLS, US, Service, World
 from tests.support.table_fakes import HOPPER
 from triton_gemm import tables
 from triton_gemm.functional import routing
-from triton_gemm.learning import race, statistics, tuner
+from triton_gemm.learning import statistics, trial, tuner
 from triton_gemm.learning.candidates import ranked
 from triton_gemm.learning.statistics import SHARE
 from triton_gemm.runtime import background, plan, turns
@@ -29,7 +29,7 @@ from triton_gemm.tables.records import named
 def test_calls_run_on_the_fastest_and_the_next_process_starts_with_it(world: World) -> None:
     service = world.service
     assert world.call(2 * CALLS).algorithm == world.fastest.algorithm
-    assert not service.graphs and not service.tuner.races, "what a race holds is given up"
+    assert not service.graphs and not service.tuner.trials, "what a race holds is given up"
     entry = learned.entry(world.problem, HOPPER)
     assert entry is not None and entry.algorithm == world.fastest.algorithm and entry.samples >= 12
     assert entry.default_us / entry.us == pytest.approx(1 / 0.9, rel=0.03)
@@ -56,7 +56,7 @@ def test_few_are_raced_first_and_the_others_later_against_the_winner(world: Worl
     assert world.call(1).algorithm == world.fastest.algorithm
     entry = learned.entry(world.problem, HOPPER)
     assert entry is not None and entry.algorithm == world.fastest.algorithm
-    assert world.call(2 * CALLS).algorithm == best.algorithm and not service.tuner.races
+    assert world.call(2 * CALLS).algorithm == best.algorithm and not service.tuner.trials
     entry = learned.entry(world.problem, HOPPER)
     assert entry is not None and entry.algorithm == best.algorithm and entry.default == named(world.incumbent)
     assert entry.default_us / entry.us == pytest.approx(1 / 0.8, rel=0.05)
@@ -91,9 +91,9 @@ def test_races_take_their_share_in_small_pieces(world: World) -> None:
         world.call(64)
         assert tempo.spent <= SHARE * tempo.of_calls
     assert world.replaced
-    count = race.launches_of(US)
+    count = trial.launches_of(US)
     assert max(us for _, us in world.service.launches) < 1.5 * count * US
-    assert (race.launches_of(20), race.launches_of(300), race.launches_of(999)) == (4, 3, 1)
+    assert (trial.launches_of(20), trial.launches_of(300), trial.launches_of(999)) == (4, 3, 1)
 
 
 def test_a_race_is_within_the_class_of_bits(service: Service) -> None:
@@ -118,7 +118,7 @@ def test_nothing_is_launched_amid(what: str, world: World, monkeypatch: pytest.M
         service.gpu.capturing = what == "captured"
         service.free = what != "no memory"
         service.slowed = ("too hot",) if what == "slowed" else ()
-        service.stream = race.PER_THREAD if what == "a thread's stream" else 0
+        service.stream = trial.PER_THREAD if what == "a thread's stream" else 0
         world.call()
         assert not service.launches and not service.queued
     service.gpu.capturing, service.free, service.slowed, service.stream = False, True, (), 0
@@ -143,12 +143,12 @@ def test_long_launches_and_lone_kernels_are_not_raced(service: Service, monkeypa
     monkeypatch.setattr(tuner, "LONGEST_US", 0.1)
     of = service.operands()
     service.call(of, CALLS)
-    assert not service.launches and not service.tuner.races
+    assert not service.launches and not service.tuner.trials
     monkeypatch.undo()
 
 
 def test_one_member_of_a_class_is_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race, "ranked", lambda problem, device, x: ranked(problem, device, x)[:1])
+    monkeypatch.setattr(trial, "ranked", lambda problem, device, x: ranked(problem, device, x)[:1])
     world.call()
     assert not world.service.launches and learned.entry(world.problem, HOPPER) is None
     assert world.service.tuner.products and all(x.over for x in world.service.tuner.products.values())
@@ -191,33 +191,33 @@ def test_without_a_rule_that_learns_plans_have_no_turns(
     assert not tables.folder() or not list(tables.folder().glob("*"))  # type: ignore[union-attr]
 
 
-def test_a_thread_looks_which_may_do_what_captures_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_that_polls_may_do_what_captures_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[threading.Thread] = []
     monkeypatch.setattr(tuner, "allow_during_captures", lambda: allowed.append(threading.current_thread()))
-    looks: list[threading.Thread] = []
+    polls: list[threading.Thread] = []
     made = tuner.Tuner()
     ended = threading.Event()
 
-    def look() -> float:
-        looks.append(threading.current_thread())
-        if len(looks) == 5:
+    def poll() -> float:
+        polls.append(threading.current_thread())
+        if len(polls) == 5:
             ended.set()
             threading.Event().wait()
         return 0.001
 
-    made.look = look  # type: ignore[method-assign]
-    thread = threading.Thread(target=made._look_on, daemon=True)
+    made.poll = poll  # type: ignore[method-assign]
+    thread = threading.Thread(target=made._run, daemon=True)
     thread.start()
-    assert ended.wait(10) and allowed == [thread] and looks == [thread] * 5
+    assert ended.wait(10) and allowed == [thread] and polls == [thread] * 5
 
 
 def test_a_thread_learns_while_calls_go_on(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of plans that are made meanwhile, too."""
-    for name, value in {"LOOK_S": 0.0, "SOON_S": 0.0, "allow_during_captures": lambda: None}.items():
+    for name, value in {"POLL_S": 0.0, "SOON_S": 0.0, "allow_during_captures": lambda: None}.items():
         monkeypatch.setattr(tuner, name, value)
-    monkeypatch.setattr(race, "LOADED_S", 0.0)
+    monkeypatch.setattr(trial, "LOADED_S", 0.0)
     monkeypatch.setattr(statistics, "LEAST_CALLS", 1)
     monkeypatch.setattr(statistics, "SHARE", 1.0)
     found = service.tuner

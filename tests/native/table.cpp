@@ -85,18 +85,18 @@ TEST(a_key_that_is_full_is_nobody_s) {
 TEST(calls_of_a_plan_are_counted) {
   int64_t own[3] = {5, 0, -1};
   const Turns none, turns{own, nullptr};
-  CHECK(!none.take_one() && !none.tell_one());
+  CHECK(!none.take_one() && !none.report_one());
   for (int i = 0; i < 5; ++i) CHECK(!turns.take_one());
-  CHECK(turns.take_one() && own[0] == -1 && !turns.tell_one());
+  CHECK(turns.take_one() && own[0] == -1 && !turns.report_one());
   own[1] = 1;
-  CHECK(turns.tell_one() && turns.tell_one());
+  CHECK(turns.report_one() && turns.report_one());
   own[0] = 4000;
   std::atomic<int> taken = 0;
   in_threads(4, [&](int thread) {
     for (int i = 0; i < 2000; ++i) {
       taken += turns.take_one();
       if (thread == 0) __atomic_store_n(own + 1, i % 2, __ATOMIC_RELAXED);
-      turns.tell_one();
+      turns.report_one();
     }
   });
   CHECK(taken == 4000 && own[0] == -4000);
@@ -121,7 +121,7 @@ TEST(a_call_says_its_stream_once_and_none_that_is_captured) {
   own[1] = 2;
   captured = true;
   say(7);
-  CHECK(own[1] == 2 && own[2] == -1 && !turns.tell_one());
+  CHECK(own[1] == 2 && own[2] == -1 && !turns.report_one());
   captured = false;
   say(8);
   say(9);

@@ -11,9 +11,9 @@ import torch
 
 from perf.accuracy import __main__ as command
 from perf.accuracy import tables
+from perf.accuracy.candidates import KINDS, Operands
 from perf.accuracy.inputs import ERRORS, INPUTS, Drawing, drawn
 from perf.accuracy.judge import answer, failures, questions
-from perf.accuracy.ways import KINDS, Operands
 from perf.measure import environment
 from tests.support.report_records import SURROUNDINGS
 
@@ -153,6 +153,6 @@ def test_without_a_gpu_the_interpreter_is_named(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command.main(["int8", "int8, rows", "--jobs", "2"]) == 0
-    said = capfd.readouterr().out
-    assert said.startswith("In Triton's interpreter, on small products")
-    assert "| int8 | portable | 1 |" in said and "right" in said
+    printed = capfd.readouterr().out
+    assert printed.startswith("In Triton's interpreter, on small products")
+    assert "| int8 | portable | 1 |" in printed and "right" in printed

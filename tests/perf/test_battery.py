@@ -171,9 +171,9 @@ def test_the_status() -> None:
 
 
 def test_the_products_of_numerics_are_counted() -> None:
-    way = {"kind": "bf16", "kernel": "portable", "bits": "one sum", "wrong": {"normal": 0, "integers": 0}}
-    said = accuracy_tables.said({"ways": [way], "long": [], "ends": [], "failed": []})
-    count = battery.COUNT.search(f"a table\n\n{said}\n")
+    row = {"kind": "bf16", "kernel": "portable", "bits": "one sum", "wrong": {"normal": 0, "integers": 0}}
+    table = accuracy_tables.summary({"ways": [row], "long": [], "ends": [], "failed": []})
+    count = battery.COUNT.search(f"a table\n\n{table}\n")
     assert count is not None and count[1] == "2"
 
 

@@ -247,7 +247,7 @@ def test_the_command_measures_and_writes_down(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_what_is_wrong_or_missing_is_said(
+def test_what_is_wrong_or_missing_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def wrong(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -262,8 +262,8 @@ def test_what_is_wrong_or_missing_is_said(
     monkeypatch.setitem(peers.PEERS, "package", peers.package("no_such_module", "mm"))
     names = f"{OURS},{CUBLAS},peer,package"
     assert bench.main(["tiny-graph", "--json", str(file), "--providers", names]) == 1
-    said = capsys.readouterr()
-    assert f"FAILED {OURS} on tiny-graph 24x16x40 nt" in said.err
+    output = capsys.readouterr()
+    assert f"FAILED {OURS} on tiny-graph 24x16x40 nt" in output.err
     results = read_json(file)["shapes"]["24x16x40 nt"]["providers"]
     assert results["peer"] == {"absent": "rows are not aligned"}
     assert "no_such_module" in results["package"]["absent"]

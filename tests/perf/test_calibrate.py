@@ -74,7 +74,7 @@ def of_whole_tiles(measured: Measured) -> Measured:
         own = candidate.algorithm.kernel == "warp_specialised"
         return not own or all(extent % side == 0 or extent < side for extent, side in pairs)
 
-    return replace(measured, us={way: us for way, us in measured.us.items() if whole(way)})
+    return replace(measured, us={candidate: us for candidate, us in measured.us.items() if whole(candidate)})
 
 
 # ---- what the models choose ----
@@ -119,7 +119,7 @@ def test_the_models_choices_are_good(file: Path) -> None:
     of_regimes = [(regime, regret.mean_regret(of_it)) for regime, of_it in regret.by_regime(chosen).items()]
     regrets = of_regimes if file in (DRAWN, OF_WEIGHTS, NEWEST, CLUSTERS) else of_shapes
     assert {name for name, found in regrets if found > much} <= known
-    kernels = {way.algorithm.kernel for found in measured.shapes for way in found.us}
+    kernels = {candidate.algorithm.kernel for found in measured.shapes for candidate in found.us}
     configs = [choice.pick.algorithm.config for choice in chosen]
     if file == COMMITTED:
         assert len(chosen) > 80 and regret.rms_error(measured.shapes, model) < 0.12
@@ -152,13 +152,13 @@ def test_tunings_are_read_too(tmp_path: Path) -> None:
     found = {"product": "3x64x64x64 bf16 nn", "times": [[2.0, names[0]], [3.0, names[1]], [1.0, "of old"]]}
     made = {"gpu": "NVIDIA H100 80GB HBM3", "num_sms": 132}
     file = tmp_path / "tuning.json"
-    for product, says in (
+    for product, message in (
         ("72x65x63 bf16 nn a not aligned b not aligned", ""),
         ("72x64 bf16 nn", "product 72x64 bf16"),
     ):
         file.write_text(json.dumps({"environment": made, "products": [found, {"product": product, "times": []}]}))
-        if says:
-            with pytest.raises(ValueError, match=says):
+        if message:
+            with pytest.raises(ValueError, match=message):
                 times.read(file)
         else:
             (read,) = times.read(file).shapes
@@ -171,22 +171,22 @@ def test_a_spoilt_constant_is_noticed(committed: times.Calibration) -> None:
 
 
 @pytest.mark.parametrize("regime", shapes.REGIMES)
-def test_the_first_way_is_what_select_chooses(regime: str) -> None:
+def test_the_first_candidate_is_what_select_chooses(regime: str) -> None:
     counted = 0
     for shape, mode in shapes.shapes_to_measure(None)[::3]:
         if Measured(shape, mode, 1.0, {}).regime != regime:
             continue
         problem = gemm_problem(shape, mode)
-        chosen, found = select(problem, HOPPER), measure.ways(problem, HOPPER)
+        chosen, found = select(problem, HOPPER), measure.candidates_of(problem, HOPPER)
         assert chosen.algorithm == found[0].algorithm
         forms = {
             (
-                way.algorithm.kernel,
-                *(getattr(way.algorithm.config, name, 1) for name in times.CLUSTER),
+                one.algorithm.kernel,
+                *(getattr(one.algorithm.config, name, 1) for name in times.CLUSTER),
             )
-            for way in found
+            for one in found
         }
-        assert len({way.algorithm for way in found}) == len(found) <= measure.KEEP + measure.LEAST * len(forms)
+        assert len({one.algorithm for one in found}) == len(found) <= measure.KEEP + measure.LEAST * len(forms)
         counted += 1
     assert counted
 
@@ -252,13 +252,13 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("clusters")
-def test_clusters_are_among_the_ways_and_in_the_file(tmp_path: Path) -> None:
+def test_clusters_are_among_the_candidates_and_in_the_file(tmp_path: Path) -> None:
     shape, file = Shape(712, 1264, 4976, layout="nt"), tmp_path / "clusters.json"
-    found = measure.ways(gemm_problem(shape), HOPPER)
-    configs = [way.algorithm.config for way in found if way.algorithm.kernel == "warp_specialised"]
+    found = measure.candidates_of(gemm_problem(shape), HOPPER)
+    configs = [candidate.algorithm.config for candidate in found if candidate.algorithm.kernel == "warp_specialised"]
     forms = {(config.CLUSTER_M, config.CLUSTER_N) for config in configs}
     assert forms == {(1, 1), *((config.CLUSTER_M, config.CLUSTER_N) for config in warp_specialised.CLUSTERED)}
-    timed = [Measured(shape, "bf16", 16.0, {way: float(i) for i, way in enumerate(found)})]
+    timed = [Measured(shape, "bf16", 16.0, {candidate: float(i) for i, candidate in enumerate(found)})]
     times.write(file, json.loads(NEWEST.read_text())["environment"], timed)
     assert times.read(file).shapes == timed
 
@@ -283,8 +283,8 @@ def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
     assert {("memory",), ("kernels", "warp_specialised", "step", "128x256"), ("kernels", "gemv", "wait", "1")} <= places
     assert not {place for place in places if place[0] in figures.FIXED}
     algorithm = Algorithm("warp_specialised", warp_specialised.CONFIGS[0], Schedule(132))
-    way = Candidate(gemm_problem(cube(4096)), algorithm)
-    measured = Measured(cube(4096), "bf16", 1.0, {way: 1.0})
+    candidate = Candidate(gemm_problem(cube(4096)), algorithm)
+    measured = Measured(cube(4096), "bf16", 1.0, {candidate: 1.0})
     (before,), (after,) = measured.predicted(model), measured.predicted(changed(model, tensor=0.5))
     assert after > 1.2 * before and measured.predicted(model) == [before]
     assert model.as_dict() == entry
@@ -298,7 +298,7 @@ def test_a_shape_that_tells_something_else_comes_early(newest: times.Calibration
     found = design.design(some, model, 99)
     assert row in found[:3] and len(found) == len(some) and len(design.design(some, model, 4)) == 4
     few = design.few(some[0], model)
-    assert len(few.us) == len({candidate.algorithm[:2] for candidate in few.us}) <= probes.WAYS
+    assert len(few.us) == len({candidate.algorithm[:2] for candidate in few.us}) <= probes.CANDIDATES
 
 
 def test_regret_is_of_the_pick() -> None:
@@ -319,20 +319,20 @@ def test_regret_is_of_the_pick() -> None:
 # ---- the command ----
 
 
-def test_regret_and_fit_are_told(
+def test_regret_and_fit_are_printed(
     committed: times.Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, out = tmp_path / "few.json", tmp_path / "models.json"
     times.write(file, SURROUNDINGS, committed.shapes[::25])
     assert calibrate.main(["regret", str(file)]) == 0
-    told = capsys.readouterr().out
-    assert "present model: rms log error" in told
-    assert "mean regret" in told and "fitted" not in told
+    printed = capsys.readouterr().out
+    assert "present model: rms log error" in printed
+    assert "mean regret" in printed and "fitted" not in printed
     assert calibrate.main(["fit", str(file), "--out", str(out), "--hold-out", "1"]) == 0
     assert "fitted without them: rms log error" in capsys.readouterr().out and not out.exists()
     assert calibrate.main(["fit", str(file), "--out", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert "fitted model: rms log error" in told and str(out) in told
+    printed = capsys.readouterr().out
+    assert "fitted model: rms log error" in printed and str(out) in printed
     (entry,) = json.loads(out.read_text()).values()
     assert DeviceModel(**entry).as_dict() == entry and entry["source"].endswith("few.json")
     assert set(json.loads(out.read_text())) == {SURROUNDINGS["gpu"]}
@@ -347,7 +347,7 @@ def test_regret_and_fit_are_told(
     assert entry["source"].startswith("l2, kernels.gemv: ") and present["source"] in entry["source"]
 
 
-def test_regret_of_a_calibrated_model_is_told(
+def test_regret_of_a_calibrated_model_is_printed(
     committed: times.Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
@@ -356,9 +356,9 @@ def test_regret_of_a_calibrated_model_is_told(
     device = replace(HOPPER, name=SURROUNDINGS["gpu"])
     model = kept.store(changed(model_of(device), memory=0.5), device)
     assert calibrate.main(["regret", str(file), "--model", str(model)]) == 0
-    told = capsys.readouterr().out
-    assert "present model: rms log error" in told
-    assert told.count("rms log error") == 2
+    printed = capsys.readouterr().out
+    assert "present model: rms log error" in printed
+    assert printed.count("rms log error") == 2
     assert calibrate.main(["regret", str(file), "--model", str(file)]) == 2
     assert "it has no number of a format" in capsys.readouterr().err
     assert calibrate.main(["design", str(file), "--count", "2"]) == 0
@@ -394,7 +394,7 @@ def test_candidates_are_measured_beside_cublas(tmp_path: Path, capsys: pytest.Ca
     found = times.read(file)
     assert [(measured.shape, measured.mode) for measured in found.shapes] == list(TINY)
     for measured in found.shapes:
-        assert list(measured.us) == measure.ways(measured.problem, HOPPER)
+        assert list(measured.us) == measure.candidates_of(measured.problem, HOPPER)
         assert {measured.cublas_us, *measured.us.values()} == {1000.0}
     assert regret.unmeasured(found) == []
     assert json.loads(file.read_text())["environment"] == {**SURROUNDINGS, "clocks": {"clocks_sm": 1755}}
@@ -407,15 +407,15 @@ def test_wrong_results_are_not_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = select(gemm_problem(TINY[0][0]), HOPPER).config.BLOCK_M
-    ways = [Selection.of(way, "") for shape, _ in TINY for way in measure.ways(gemm_problem(shape), HOPPER)]
-    of_wrong = {way: "one is off" for way in ways if wrong == way.config.BLOCK_M}
+    listed = [Selection.of(one, "") for shape, _ in TINY for one in measure.candidates_of(gemm_problem(shape), HOPPER)]
+    of_wrong = {selection: "one is off" for selection in listed if wrong == selection.config.BLOCK_M}
     monkeypatch.setattr(FakePlan, "wrong", of_wrong)
     file = tmp_path / "file.json"
     assert calibrate.main(["measure", "--out", str(file)]) == 1
     failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("FAILED 72x64x64 nt: ")]
     assert failed and all("a result is off" in line for line in failed)
     found = times.read(file)
-    assert wrong not in {way.algorithm.config.BLOCK_M for measured in found.shapes for way in measured.us}
+    assert wrong not in {candidate.algorithm.config.BLOCK_M for measured in found.shapes for candidate in measured.us}
     assert regret.unmeasured(found)
 
 

@@ -46,7 +46,7 @@ def test_limits() -> None:
 def test_the_newest_race_comes_first(tmp_path: Path) -> None:
     for day, gpu, triton in ((1, H100, "3.9.0"), (2, H100, "3.9.0"), (3, H100, "3.8.0"), (4, "NVIDIA H200", "3.9.0")):
         write(tmp_path, f"{day}-{triton}", {"x": {"a": float(day)}}, day, gpu, triton)
-    assert choices.races(H100, tmp_path) == {"x": [{"a": 2.0}, {"a": 1.0}]}
+    assert choices.timed_products(H100, tmp_path) == {"x": [{"a": 2.0}, {"a": 1.0}]}
 
 
 def write(
@@ -65,7 +65,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     today = choices.chosen(H100)
     monkeypatch.setattr(choices, "chosen_as_recorded", lambda: {H100: today})
     (tmp_path / slug(H100)).mkdir()
-    assert choices.main([]) == 1 and "timed in no race" in capsys.readouterr().err
+    assert choices.main([]) == 1 and "timed in no trial" in capsys.readouterr().err
     assert choices.main(["--missing", "h100"]) == 0 and capsys.readouterr().out.splitlines() == list(today)
     committed = tmp_path / slug(H100) / choices.FILE
     assert choices.main(["--changes"]) == 1 and choices.main(["--update", "--changes"]) == 0

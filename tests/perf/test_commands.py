@@ -164,5 +164,5 @@ def test_a_mistaken_call_is_refused_before_any_work(
         status: object = main(shlex.split(arguments))
     except SystemExit as left:
         status = left.code
-    said = capsys.readouterr()
-    assert status == 2 and complaint in said.err and "[  1/" not in said.err
+    printed = capsys.readouterr()
+    assert status == 2 and complaint in printed.err and "[  1/" not in printed.err

@@ -150,17 +150,17 @@ def test_lines_after_the_table_are_no_kernels() -> None:
     assert list(found.kernels) == ["a"]
 
 
-def test_what_is_said_of_the_counters(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sentence_of_the_counters(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     results = Results([record], [])
     assert "No counters are committed yet" in block("counted", results)
     assert counted.loads(record) == counted.table(record) == ""
     count_all(record, monkeypatch)
     (k03,) = [one for one in counted.counted(record) if one.rung.id == "k03"]
-    said = counted.sentence(k03)
-    assert said.startswith("L1 and shared memory 90 %, FMA pipe 60 %")
-    assert "For 10 % of its time a warp could issue an instruction, but another warp did. It waits for shared" in said
-    assert said.endswith("shared memory (54 %), a barrier (16 %).") and "Address arithmetic" not in said
-    assert said in block("k03", results, record.folder)
+    text = counted.sentence(k03)
+    assert text.startswith("L1 and shared memory 90 %, FMA pipe 60 %")
+    assert "For 10 % of its time a warp could issue an instruction, but another warp did. It waits for shared" in text
+    assert text.endswith("shared memory (54 %), a barrier (16 %).") and "Address arithmetic" not in text
+    assert text in block("k03", results, record.folder)
     table = block("counted", results)
     assert all(f"| {rung.id} {rung.title} |" in table for rung in LADDER) and "copies" in table.lower()
     order = block("launch-order", results)

@@ -35,8 +35,8 @@ def test_drawings_are_light_on_dark_where_pages_are_dark(tmp_path: Path, width: 
     shown = "".join(f'<img width="{width}" src="{file.as_uri()}">' for file in sorted(pictures.FOLDER.glob("*.svg")))
     page.write_text(f'<meta name="color-scheme" content="light dark"><body style="margin: 0; width: {width}px">{shown}')
     for scheme, dark in enumerate((True, False)):
-        look = [f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1400,3000", f"--screenshot={shot}"]
-        command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", *look, page.as_uri()]
+        options = [f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1400,3000", f"--screenshot={shot}"]
+        command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", *options, page.as_uri()]
         subprocess.run(command, capture_output=True, timeout=120, check=True)
         shades = image.imread(shot)[:, :width, :3].mean(axis=2)
         assert (np.median(shades) < 0.15) == dark and shades.max() > 0.85 and shades.min() < 0.15
@@ -114,8 +114,8 @@ def without(source: twins.Source, padding: str) -> twins.Source:
     return replace(source, text=source.text.replace(padding, ""))
 
 
-def most_turns(asked: list[list[int]]) -> int:
-    return max(twins.turns(asked)) + 1
+def most_turns(together: list[list[int]]) -> int:
+    return max(twins.turns(together)) + 1
 
 
 @pytest.mark.parametrize("stem", THREADS)
@@ -147,13 +147,13 @@ def test_words_of_a_thread_of_each_twin() -> None:
 
 
 def test_padding_spreads_stores_of_a_over_the_banks() -> None:
-    for stem, says, turns in (
+    for stem, comment, turns in (
         ("c06_register_blocked", "Four more floats a row halve the bank conflicts", (4, 2)),
         ("c07_warp_tiled", "no conflicts with BLOCK_K = 8", (2, 1)),
     ):
         padded = twins.Source.of(stem)
         plain = without(padded, " + 4")
-        assert says in padded.text
+        assert comment in padded.text
         assert tuple(most_turns(twins.stored_transposed(one)) for one in (plain, padded)) == turns
 
 

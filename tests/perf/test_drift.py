@@ -79,7 +79,7 @@ def test_every_gpu_has_cases_and_only_hopper_warp_specialised_ones(gpu: str) -> 
         (FAILED, FAILED | {"error": "another"}, 0, "\na: RuntimeError: no -> another\n"),
     ],
 )
-def test_what_differs_is_told_and_what_is_worse(
+def test_the_report_names_what_differs_and_what_is_worse(
     before: Row,
     after: Row,
     status: int,

@@ -225,8 +225,8 @@ def test_the_page_is_one_small_file_with_every_figure(found: explorer.Explored) 
     assert not re.search(r"https?:|src=|<link|@import|fetch\(", page)  # it asks for nothing else
     (data,) = re.findall(r'id="data">(.*)</script>', page)
     assert json.loads(gzip.decompress(base64.b64decode(data))) == json.loads(json.dumps(found.as_dict()))
-    looked_up = set(re.findall(r'at\("(\w+)"', page))
-    assert {"illegal", "time", "programs", "chosen", "bound"} <= looked_up <= found.tables.keys()
+    lookups = set(re.findall(r'at\("(\w+)"', page))
+    assert {"illegal", "time", "programs", "chosen", "bound"} <= lookups <= found.tables.keys()
     assert len(found.tables["time"].values) == 13 * 6 * 3 * 5 * 5 * 4 * 2 * 6
 
 

@@ -141,12 +141,12 @@ def test_the_table_and_the_bits() -> None:
 def test_the_command_writes_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[tuple[Any, ...]] = []
+    runs: list[tuple[Any, ...]] = []
 
     def run(command: list[str], env: dict[str, str], **_: Any) -> SimpleNamespace:
         cache = Path(env["TRITON_CACHE_DIR"])
         cold, background = not any(cache.iterdir()), env.get("TRITON_GEMM_BACKGROUND")
-        asked.append((*command[3:], cold, background))
+        runs.append((*command[3:], cold, background))
         without_kit.append("TRITON_GEMM_KIT" in env)
         (cache / "kernel").touch()
         found = made_up_run(command[3] == "triton_gemm", value=next(values))
@@ -161,23 +161,23 @@ def test_the_command_writes_what_the_page_shows(
     monkeypatch.setattr(environment, "RESULTS", tmp_path)
     monkeypatch.setattr(environment, "describe", lambda _: SURROUNDINGS)
     assert bench.main(["first-calls"]) == 0
-    assert [one[:2] for one in asked[:5]] == [("triton_gemm", "0")] * 4 + [("torch", "0")]
-    assert [one[:2] for one in asked[5:]] == [("triton_gemm", "-1"), ("torch", "-1")]
-    assert [one[2:] for one in asked[:5]] == [(True, None), (True, "0"), (False, None), (True, None), (False, None)]
-    assert without_kit == [False] * 3 + [True] + [False] * 3 and asked[5][2]
+    assert [one[:2] for one in runs[:5]] == [("triton_gemm", "0")] * 4 + [("torch", "0")]
+    assert [one[:2] for one in runs[5:]] == [("triton_gemm", "-1"), ("torch", "-1")]
+    assert [one[2:] for one in runs[:5]] == [(True, None), (True, "0"), (False, None), (True, None), (False, None)]
+    assert without_kit == [False] * 3 + [True] + [False] * 3 and runs[5][2]
     record = read_json(tmp_path / "made-up-gpu" / "first-calls" / "results.json")
     assert record["environment"] == SURROUNDINGS and "digests" not in record["scenarios"]["off"]
     shown = block("first-calls", Results.read(tmp_path))
     assert first_calls.text(record) in shown and "Made-up GPU" in shown
-    asked.clear()
+    runs.clear()
     assert bench.main(["first-calls", "--orders", "2"]) == 0
-    assert asked == [("triton_gemm", order, True, off) for order in ("1", "2") for off in (None, "0")]
+    assert runs == [("triton_gemm", order, True, off) for order in ("1", "2") for off in (None, "0")]
     assert bench.main(["first-calls", "--orders", "1"]) == 1
-    said = capsys.readouterr()
-    assert "FAILED p0: order 1, background off gives other bits than order 1, background on" in said.err
+    printed = capsys.readouterr()
+    assert "FAILED p0: order 1, background off gives other bits than order 1, background on" in printed.err
 
 
-def test_a_scenario_that_fails_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scenario_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(first_calls, "CHILD", "import sys; sys.exit(7)")
     monkeypatch.setattr(environment, "describe", lambda _: SURROUNDINGS)
     assert bench.main(["first-calls"]) == 1

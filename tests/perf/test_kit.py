@@ -125,17 +125,17 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert command.main(["--check", "--out", str(file)]) == 1 and "there is no" in capsys.readouterr().err
     real, launches = kit_build.build, choice.chosen(10**6, SEEDS[0])
     shortest = {key: of for key, of in launches.items() if of[0].kernel.__name__ == "skinny_kernel"}
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
 
     def build(*given: Any, **how: Any) -> kit_build.Built:
-        asked.update(how, launches=given[1])
+        requested.update(how, launches=given[1])
         return real(given[0], dict(list(shortest.items())[:1]), *given[2:], **how | {"cache": tmp_path / "cache"})
 
     monkeypatch.setattr(kit_build, "build", build)
     monkeypatch.setattr(command, "chosen", lambda count: dict(list(launches.items())[:count]))
     monkeypatch.setattr(command, "compile_ahead", lambda *_: None)
     assert command.main(["--out", str(file), "--count", "7"]) == 0
-    assert len(asked["launches"]) == 7 and asked["cache"] == command.CACHE
+    assert len(requested["launches"]) == 7 and requested["cache"] == command.CACHE
     assert "1 kernels, 1 compiled" in capsys.readouterr().out
     assert command.main(["--served", str(SEEDS[0]), "--out", str(file)]) == 0
     assert "1 kernels, 0 of them stale" in (out := capsys.readouterr().out) and "swiglu" in out

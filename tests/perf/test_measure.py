@@ -274,7 +274,7 @@ def test_a_record_names_the_commit_and_whether_files_differ_from_it(checkout: Pa
 
 
 @needs_git
-def test_a_copy_is_told_its_commit(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_given_its_commit(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a repository of its own, of another commit, as without one or inside of another's."""
     inside = checkout / "copy"
     inside.mkdir()

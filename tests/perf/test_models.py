@@ -199,7 +199,7 @@ def test_a_case_that_fails_says_why_and_the_rest_goes_on(monkeypatch: pytest.Mon
     found = dict(models.results(jobs, given()))
     assert [x.get("shape") for x in found.values()] == ["llama-1b", None, "gpt2", None]
     assert found["gpt2, generate, static cache"]["failed"].startswith("RuntimeError: no (test_models.py:")
-    assert models.said(found["gpt2, generate, static cache"]).startswith("FAILED: RuntimeError: no")
+    assert models.summary(found["gpt2, generate, static cache"]).startswith("FAILED: RuntimeError: no")
 
 
 def test_a_model_that_cannot_be_built_fails_in_each_case(monkeypatch: pytest.MonkeyPatch) -> None:

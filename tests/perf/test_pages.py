@@ -68,7 +68,7 @@ def test_a_block_without_results_says_so(name: str) -> None:
     assert "committed yet" in block(name, NO_RESULTS)
 
 
-def test_a_gpu_that_only_the_bench_has_seen_is_told_of(tmp_path: Path) -> None:
+def test_a_page_names_a_gpu_that_only_the_bench_has_seen(tmp_path: Path) -> None:
     sweep = {"suite": "decode", "copy_tbs": 2.8, "shapes": {}, "environment": {**SURROUNDINGS, "gpu": "Third"}}
     found = block("gpus", Results([committed_record(tmp_path)], [sweep]))
     assert "| copy, as suite `decode` measured it, TB/s |  | 2.8 |" in found

@@ -35,8 +35,8 @@ def test_a_warps_sectors_are_those_of_the_drawing(scenes: dict[str, Any], rung: 
     assert len(steps) == traces.WARP
     moved = [cell for step in steps for cell in step["cells"] if cell[1] == "moved"]
     assert len(moved) == len(access.sectors)
-    says = f"Sectors moved: {len(moved)}, of 32 bytes. Of {32 * len(moved)} bytes the load uses {access.used}."
-    assert steps[-1]["says"].endswith(says)
+    sentence = f"Sectors moved: {len(moved)}, of 32 bytes. Of {32 * len(moved)} bytes the load uses {access.used}."
+    assert steps[-1]["says"].endswith(sentence)
     assert (
         f"touches {len(moved)} sectors of 32 bytes, of whose {32 * len(moved)} bytes it uses {access.used}"
         in caption(rung)

@@ -42,16 +42,16 @@ def record(tmp_path: Path) -> Record:
 
 
 def test_findings_are_computed_from_the_record(record: Record) -> None:
-    said = " ".join(findings.sentences(record))
-    assert "k11 (warp-specialised) reaches 440 TFLOPS" in said
+    text = " ".join(findings.sentences(record))
+    assert "k11 (warp-specialised) reaches 440 TFLOPS" in text
     assert (
         "Twice the units' rate and no pass over operands give 2.00 times k07: k08 (FP16/BF16 tensor cores, 400 TFLOPS)"
-        in said
+        in text
     )
-    assert "The last rungs, k09, k10 and k11, give +10.0 % at 4096 and +50.0 % at 1024 over k08." in said
-    assert "At 1024, k11 (warp-specialised) alone gives +20.0 % over k10." in said
-    assert "At 1400, no multiple of 16, k09 (persistent) falls to 40 TFLOPS, and k10 (TMA) keeps 260." in said
-    assert "k08 over k07" not in said  # predicted 2.5, which is within 1.25 of 2
+    assert "The last rungs, k09, k10 and k11, give +10.0 % at 4096 and +50.0 % at 1024 over k08." in text
+    assert "At 1024, k11 (warp-specialised) alone gives +20.0 % over k10." in text
+    assert "At 1400, no multiple of 16, k09 (persistent) falls to 40 TFLOPS, and k10 (TMA) keeps 260." in text
+    assert "k08 over k07" not in text  # predicted 2.5, which is within 1.25 of 2
     change(record, "tf32 4096x4096x4096", k07_tf32=250)
     assert "k08 over k07 (2.5 predicted, 1.60 measured)" in " ".join(findings.sentences(record))
 
@@ -68,12 +68,12 @@ LACKS: dict[str, Callable[[str], bool]] = {
 @pytest.mark.parametrize("what", LACKS)
 def test_what_the_record_lacks_is_left_out(what: str, record: Record) -> None:
     record.problems = {key: problem for key, problem in record.problems.items() if not LACKS[what](key)}
-    said = " ".join(findings.sentences(record))
-    assert ("at 1024 over" in said) == (what in ("fp32", "tf32"))
-    assert ("On fp32 units" in said) == (what in ("1024", "tf32", "half"))
-    assert ("Tensor cores give" in said) == (what in ("1024", "half"))
-    assert ("Twice the units" in said) == (what in ("1024", "fp32"))
-    assert "None" not in said and report_page.texts(record, [])
+    text = " ".join(findings.sentences(record))
+    assert ("at 1024 over" in text) == (what in ("fp32", "tf32"))
+    assert ("On fp32 units" in text) == (what in ("1024", "tf32", "half"))
+    assert ("Tensor cores give" in text) == (what in ("1024", "half"))
+    assert ("Twice the units" in text) == (what in ("1024", "fp32"))
+    assert "None" not in text and report_page.texts(record, [])
 
 
 def test_the_page_has_findings_then_pictures_then_tables(record: Record) -> None:

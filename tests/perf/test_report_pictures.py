@@ -68,7 +68,7 @@ def named_lines(figure: Any) -> list[Any]:
     return [line for axes in figure.axes for line in axes.lines if not str(line.get_label()).startswith("_")]
 
 
-def said(figure: Any) -> str:
+def text_of(figure: Any) -> str:
     return " ".join(text.get_text() for text in texts_of(figure)).replace("\n", " ")
 
 
@@ -85,7 +85,7 @@ def test_everything_is_drawn_and_no_text_lies_on_another(gpu: str, figures: dict
     expected |= {"roofline-counted"} if record.counted else set()
     assert figures.keys() == {f"{name}.png" for name in expected}
     assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
-    assert "sm_89 L40S, RTX 40" in said(figures["static-resources.png"])
+    assert "sm_89 L40S, RTX 40" in text_of(figures["static-resources.png"])
     header, *rows = (tmp_path / "sweep-ieee.csv").read_text().splitlines()
     assert header.startswith("size,provider,tflops,tflops_p20,tflops_p80")
     assert len(rows) >= len(OPTIONS.sizes)
@@ -107,8 +107,8 @@ def test_a_rung_has_a_colour_and_a_mark_that_can_be_told_from_any_others() -> No
     """With all cones by its colour. With one kind missing by its mark, where its colour is near another's."""
     assert len(LADDER) == len(set(style.RUNG_COLORS)) == len(style.RUNG_COLORS) == len(style.RUNG_MARKS)
     assert {colour.lower() for colour in style.PALETTE} < OKABE_ITO
-    looks = list(zip(style.RUNG_COLORS, style.RUNG_MARKS, strict=True))
-    for (one, mark), (other, another) in itertools.combinations(looks, 2):
+    line_styles = list(zip(style.RUNG_COLORS, style.RUNG_MARKS, strict=True))
+    for (one, mark), (other, another) in itertools.combinations(line_styles, 2):
         usual, *lacking = (float(np.linalg.norm(seen(one, of) - seen(other, of))) for of in VISIONS)
         assert usual > 13 and min(lacking) > (12 if mark == another else 6), (one, other)
     for colour in style.RUNG_COLORS:
@@ -147,11 +147,11 @@ def test_every_line_can_be_told_from_the_others(record: Record, figures: dict[st
     plots.everything(record, tmp_path)
     for name in [*(f"sweep-{mode}.png" for mode in OPTIONS.modes), "roofline.png", "static-resources.png"]:
         lines = named_lines(figures[name])
-        looks = {str(line.get_label()): (str(line.get_color()).lower(), line.get_marker()) for line in lines}
-        others = {label: look for label, look in looks.items() if CUBLAS not in label and "FFMA" not in label}
+        line_styles = {str(line.get_label()): (str(line.get_color()).lower(), line.get_marker()) for line in lines}
+        others = {label: one for label, one in line_styles.items() if CUBLAS not in label and "FFMA" not in label}
         assert len(set(others.values())) == len(others) > 0, name
         assert {marker for _, marker in others.values()}.isdisjoint("D"), name
-        assert {look for label, look in looks.items() if CUBLAS in label} <= {("#000000", "D")}, name
+        assert {one for label, one in line_styles.items() if CUBLAS in label} <= {("#000000", "D")}, name
     assert len({line.get_label() for line in named_lines(figures["sweep-ieee.png"])}) == 14
 
 
@@ -165,10 +165,10 @@ def test_sizes_that_are_no_multiple_of_16_are_marks_apart_and_explained(
     assert all(set(line.get_xdata()) == {512, 1024, 2048, 4096, 6144, 8192} for line in lines)
     marks = [line for line in sweep.axes[0].lines if line.get_markerfacecolor() == "white"]
     assert sorted(line.get_xdata()[0] for line in marks) == [1400] * len(lines) + [3000] * len(lines)
-    assert "multiple of 16" in said(sweep)
+    assert "multiple of 16" in text_of(sweep)
     record.problems = {key: problem for key, problem in record.problems.items() if problem.M % 16 == 0}
     pictures = plots.everything(record, tmp_path)
-    assert "multiple of 16" not in said(figures["sweep-fp16.png"])
+    assert "multiple of 16" not in text_of(figures["sweep-fp16.png"])
     assert "multiple of 16" not in report_page.write(record, pictures).read_text()
 
 
@@ -185,8 +185,8 @@ def test_the_ladder_shows_shares_of_what_it_draws(record: Record, figures: dict[
         problem.providers[name] = replace(result, ratio=of_other_rounds)
         shares.append(formats.percent(cublas.time_ms.median / result.time_ms.median))
     plots.everything(record, tmp_path)
-    assert "321 %" not in said(figures["ladder.png"])
-    assert all(f" {share} " in said(figures["ladder.png"]) for share in shares)
+    assert "321 %" not in text_of(figures["ladder.png"])
+    assert all(f" {share} " in text_of(figures["ladder.png"]) for share in shares)
     row = next(line for line in tables.ladder(record).splitlines() if line.startswith("| k08"))
     assert f"| {shares[0]} |" in row
 
@@ -222,7 +222,7 @@ def test_names_are_spread_apart_and_stay_near(wanted: list[float]) -> None:
         assert places == pytest.approx(wanted)
 
 
-def test_what_failed_or_is_absent_is_said(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
+def test_what_failed_or_is_absent_is_named(record: Record, figures: dict[str, Any], tmp_path: Path) -> None:
     problem = Problem(4096, 4096, 4096, "ieee")
     record.problems[problem.key].providers["k06_pipelined"] = Result(failed="a result is off")
     for size in set(OPTIONS.sizes) - {4096}:
@@ -231,4 +231,4 @@ def test_what_failed_or_is_absent_is_said(record: Record, figures: dict[str, Any
     assert record.failures() == [f"k06_pipelined on {problem.key}: a result is off"]
     written = report_page.write(record, [plots.ladder(record, tmp_path)]).read_text()
     assert "a result is off" in written
-    assert "failed its check" in said(figures["ladder.png"])
+    assert "failed its check" in text_of(figures["ladder.png"])

@@ -250,21 +250,21 @@ def test_the_fastest_and_the_modelled_one_are_found(record: Record) -> None:
     assert [len(tile) for tile in found.by_tile()] == [3, 1, 1]
     assert [timed.config.GROUP_M for timed in found.one_choice_off("GROUP_M")] == [16]
     assert found.one_choice_off("num_warps") == []
-    words = autotuner.says(found)
+    words = autotuner.summary(found)
     assert "chose `128x256x64,8,4,8`, which reaches 80.0 % of that speed. `128x256x64,8,6,8` failed." in words
     assert tables.tuning(found).endswith("\n| 128x256x64,8,6,8 | failed |  |  |  |  |")
     record.tuning[KEY].configs["128x256x64,8,4,8"] = tuned(0.1)
-    assert "The model chose the same configuration." in autotuner.says(autotuner.shown(record)[0])
+    assert "The model chose the same configuration." in autotuner.summary(autotuner.shown(record)[0])
 
 
-def test_what_is_not_known_is_not_told(record: Record) -> None:
+def test_what_is_not_known_is_left_out(record: Record) -> None:
     configs = record.tuning[KEY].configs
     for text in configs.keys() - {"128x256x64,8,5,8", "64x64x32,4,4,8"}:  # which differ in every parameter
         del configs[text]
     configs |= {text: replace(tuned, blocks_per_sm=None) for text, tuned in configs.items()}
     (found,) = autotuner.shown(record)
     assert found.modelled is None and found.expected(found.fastest) is None
-    words = autotuner.says(found)
+    words = autotuner.summary(found)
     assert not any(part in words for part in ("The model", "one of these is changed", "failed"))
     results = Results([record], [])
     assert words in block("k08", results) and rung_page.NOTHING in block("k08", results)
@@ -313,8 +313,8 @@ def test_the_fastest_and_the_modelled_one_are_marked(record: Record, figures: di
     rings = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
     assert [(line.get_marker(), float(line.get_ydata()[0])) for line in rings] == [("o", 0), ("s", 2)]
     marks = [line for line in axes.lines if line.get_markersize() == 6]
-    looks = {(line.get_color(), line.get_marker()) for line in marks if len(line.get_xdata()) == 1}
-    assert looks == {(autotuner.WARPS[8], "s"), (autotuner.WARPS[8], "P"), (autotuner.WARPS[4], "s")}
+    line_styles = {(line.get_color(), line.get_marker()) for line in marks if len(line.get_xdata()) == 1}
+    assert line_styles == {(autotuner.WARPS[8], "s"), (autotuner.WARPS[8], "P"), (autotuner.WARPS[4], "s")}
     ticks = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "|"]
     assert len(ticks) == 5 and max(ticks) == pytest.approx(2 * 4096**3 / 0.2 / 1e9)
 

@@ -79,11 +79,11 @@ def test_a_mistake_is_answered_by_a_sentence(
         status = command.main(arguments.split())
     except SystemExit as left:
         status = left.code
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     assert status == 2
-    assert said.out == ""
-    assert said.err.startswith("error: ") and said.err.count("\n") == 1
-    assert sentence in said.err
+    assert printed.out == ""
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
+    assert sentence in printed.err
 
 
 # --- Lists ---
@@ -130,7 +130,7 @@ def test_the_command_interprets_and_compiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "config", "home", "error", "said"),
+    ("arguments", "config", "home", "error", "message"),
     [
         ("k04 --arch sm_80 --size 1024", "64x64x16,4,1,4", None, True, "interpreter at 96 x 128 x 64"),
         ("k11 --arch sm_90 --dtype bf16", "128x128x64,8,5,8", None, False, "does not know Gluon"),
@@ -144,7 +144,7 @@ def test_what_is_not_interpreted_as_it_is_is_compiled(
     config: str,
     home: str | None,
     error: bool,
-    said: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,14 +152,14 @@ def test_what_is_not_interpreted_as_it_is_is_compiled(
         monkeypatch.setenv("PYTHONHOME", home)
     assert command.main([*arguments.split(), "--config", config]) == 0
     out = capsys.readouterr().out
-    assert said in out and f"compiled for {arguments.split()[2]}" in out
+    assert message in out and f"compiled for {arguments.split()[2]}" in out
     name, *norm, registers, _, spills = columns(out)
     assert name == config and 32 <= int(registers) <= 255 and spills == "0"
     assert all(float(text) < 1e-6 for text in norm) and bool(norm) is error
 
 
 @pytest.mark.full
-def test_all_that_are_legal_are_tried_and_the_rest_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_are_legal_are_tried_and_the_rest_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """At odd sizes large tiles are out, unless one is named."""
     assert command.main(["k08", "--arch", "sm_90", "--shape", "72x88x56"]) == 0
     out = capsys.readouterr().out

@@ -43,8 +43,8 @@ def test_the_hash_looks_past_what_decides_no_figure(sources: Path) -> None:
     kernels = sources / "triton_gemm" / "kernels"
     rung, kernel = sources / "triton_gemm" / "ladder" / "k04_grouped.py", kernels / "fma.py"
     for path in (rung, kernel):
-        said = path.read_text().replace("from ", "import os\nfrom ", 1)
-        path.write_text(said.replace('"""', '"""Other words. ', 1) + "\n\n__all__ = []  # changed\n")
+        text = path.read_text().replace("from ", "import os\nfrom ", 1)
+        path.write_text(text.replace('"""', '"""Other words. ', 1) + "\n\n__all__ = []  # changed\n")
     for path in (sources / "triton_gemm").rglob("select.py"):  # modules and functions may move
         path.rename(kernels / "selection.py")
     with kernel.open("a") as whole, (kernels / "gemv.py").open("r+") as part:

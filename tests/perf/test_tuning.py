@@ -87,12 +87,12 @@ def tuned(problems: list[GemmProblem]) -> list[ShapeReport]:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """The command on a GPU that is not there; what `tune` was told."""
-    asked: dict[str, Any] = {}
+    given: dict[str, Any] = {}
 
     def tune(problems: Any, **how: Any) -> TuningReport:
-        asked.update(how, problems=list(problems))
+        given.update(how, problems=list(problems))
         return TuningReport(tuple(tuned(list(problems))), H200.name, how["bits"], "graph", how["budget"], 12.34)
 
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "a user's")
@@ -102,12 +102,12 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(command, "tune", tune)
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     monkeypatch.setattr(command, "export_to", lambda path, bits: Path(path).write_text(bits))
-    return asked
+    return given
 
 
-def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_and_its_table(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["twice", "--seed", "5", "--limit", "5", "--table", str(tmp_path / "table")]) == 1
-    assert (told["bits"], told["repeat"], told["budget"]) == ("same", 2, 20.0)
+    assert (given["bits"], given["repeat"], given["budget"]) == ("same", 2, 20.0)
     assert (tmp_path / "table").read_text() == "same"
     file = tmp_path / "made-up-gpu/tuning/3.6.0/twice-5.json"
     record = read_json(file)
@@ -128,21 +128,21 @@ def test_a_record_and_its_table(told: dict[str, Any], tmp_path: Path, capsys: py
     assert cells["candidates, timed"] == "20, 10"
     assert [found["torch_us"] for found in record["products"]] == [9.0, 8.0, None, None, None]
     assert cells["torch / what runs: mean, least"] == f"{(9 / 8) ** 0.5:.3f}, 1.000"
-    said = capsys.readouterr().out
-    assert f"{record['products'][0]['product']}: 10 us, fastest 8 us (25.0 %)" in said and "twice-5.json" in said
+    printed = capsys.readouterr().out
+    assert f"{record['products'][0]['product']}: 10 us, fastest 8 us (25.0 %)" in printed and "twice-5.json" in printed
     page = blocks.BLOCKS["tuned"](Results([], [], {"tuned": tables.committed(tmp_path)}), tmp_path)
     assert page.startswith("Made-up GPU, torch 2.11.0") and "| 5 drawn in all regimes, each" in page
 
 
-def test_several_runs(told: dict[str, Any], tmp_path: Path) -> None:
+def test_several_runs(given: dict[str, Any], tmp_path: Path) -> None:
     assert command.main(["listed", "unseen", "--limit", "3", "--budget", "7", "--out", str(tmp_path)]) == 0
     names = {path.name for path in (tmp_path / "made-up-gpu/tuning/3.6.0").iterdir()}
     assert names == {"listed.json", "unseen-1.json"}
-    assert (told["bits"], told["repeat"], told["budget"]) == ("any", 1, 7)
+    assert (given["bits"], given["repeat"], given["budget"]) == ("any", 1, 7)
     assert not logging.getLogger("triton_gemm.tuning").handlers, "its lines go to no stream of another command"
 
 
-def test_a_gpu_that_is_treated_as_an_older_one(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_treated_as_an_older_one(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "current_device_info", lambda: replace(H200, capability=(8, 0)))
     assert command.main(["unseen", "--limit", "3"]) == 0
     (record,) = tables.committed(command.RESULTS)
@@ -157,7 +157,7 @@ def test_a_gpu_that_is_treated_as_an_older_one(told: dict[str, Any], monkeypatch
     assert tables.row(record)["GEMMs"] == "3 drawn in all regimes, as sm_80"
 
 
-def test_nothing_was_measured(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_was_measured(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def tune(problems: Any, **how: Any) -> TuningReport:
         reports = [ShapeReport(problem, 1, "refused", why="the clock fell") for problem in problems]
         return TuningReport(tuple(reports), H200.name, how["bits"], "graph", how["budget"], 1.0)
@@ -170,7 +170,7 @@ def test_nothing_was_measured(told: dict[str, Any], monkeypatch: pytest.MonkeyPa
 
 
 def test_without_a_gpu_or_interrupted(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was measured before it was interrupted is recorded."""
     tune, budgets = command.tune, []
@@ -198,8 +198,8 @@ def test_everything_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gpu:
         left = 2  # looks before all is compiled
 
-        def prepare(self, problem: GemmProblem, ways: Any) -> None:
-            order.append(f"{problem.M} {len(ways)}")
+        def prepare(self, problem: GemmProblem, selections: Any) -> None:
+            order.append(f"{problem.M} {len(selections)}")
 
         def ready(self, *_: Any) -> bool:
             return self.left == 0
@@ -211,27 +211,27 @@ def test_everything_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_ahead, "measuring", lambda *_: nullcontext(Gpu()))
     offered = {problem: candidates(problem, H200, select(problem, H200), "any") for problem in drawn(3)[:2]}
     compile_ahead.compile_ahead(offered)
-    prepared = [f"{problem.M} {len(ways)}" for problem, ways in offered.items()]
+    prepared = [f"{problem.M} {len(selections)}" for problem, selections in offered.items()]
     assert order == [*prepared, "wait", "wait"]
 
 
-def test_warm_compiles_what_will_be_timed(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[GemmProblem, Any]] = []
-    monkeypatch.setattr(command, "compile_ahead", asked.append)
+def test_warm_compiles_what_will_be_timed(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[dict[GemmProblem, Any]] = []
+    monkeypatch.setattr(command, "compile_ahead", compiled.append)
     command.main(["unseen", "--limit", "3", "--warm"])
-    assert asked == [{x: candidates(x, H200, select(x, H200), "any") for x in told["problems"]}]
+    assert compiled == [{x: candidates(x, H200, select(x, H200), "any") for x in given["problems"]}]
 
 
-def test_parts_and_files_of_products(told: dict[str, Any], tmp_path: Path) -> None:
+def test_parts_and_files_of_products(given: dict[str, Any], tmp_path: Path) -> None:
     """Parts are of different products and records, and together of all; a file names some."""
     found: list[GemmProblem] = []
     for part in (1, 2):
         command.main(["unseen", "--limit", "10", "--shard", f"{part}/2"])
-        found += told["problems"]
+        found += given["problems"]
     assert sorted(map(problem_text, found)) == sorted(map(problem_text, spaced(drawn(1), 10)))
     (tmp_path / "rest.txt").write_text("\n".join(["1x1x1 bf16 nn", *map(problem_text, found[:5])]))
     command.main(["unseen", "--products", str(tmp_path / "rest.txt")])
-    assert sorted(map(problem_text, told["problems"])) == sorted(map(problem_text, found[:5]))
+    assert sorted(map(problem_text, given["problems"])) == sorted(map(problem_text, found[:5]))
     records = (tmp_path / "made-up-gpu/tuning/3.6.0").iterdir()
     assert {x.stem for x in records} == {"unseen-1-1of2", "unseen-1-2of2", "unseen-rest-1"}
 
@@ -247,13 +247,13 @@ def test_the_weights_of_a_model(model: str) -> None:
     assert 10 < sum(x.M < 100 for x in products) < 30
 
 
-def test_weights_are_tuned_for_all_rows(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_tuned_for_all_rows(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With time for each number of rows that is measured."""
     warmed: list[Any] = []
     monkeypatch.setattr(command, "compile_ahead", warmed.append)
     assert command.main(["llama-3-8b", "--limit", "3", "--warm"]) == 0
     count = 3 * len(grid(ROWS))
-    assert told["rows"] == ROWS and told["budget"] == RUNS["llama-3-8b"].seconds * count and len(warmed[0]) == count
+    assert given["rows"] == ROWS and given["budget"] == RUNS["llama-3-8b"].seconds * count and len(warmed[0]) == count
 
 
 def test_a_table_of_ranges_is_rebuilt() -> None:
@@ -276,7 +276,7 @@ def test_a_table_of_ranges_is_rebuilt() -> None:
         rebuild.table_of(record, other)
 
 
-def test_what_tables_had_is_measured(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_tables_had_is_measured(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The record has the measured time of the selection that was in use before the race."""
     problem = drawn(5)[0]
     choice, other, *_ = candidates(problem, H200, select(problem, H200), "same")

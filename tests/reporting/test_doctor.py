@@ -36,12 +36,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return table_fakes.own_folder(tmp_path / "own", monkeypatch)
 
 
-def look(about: str) -> list[Finding]:
+def findings(about: str) -> list[Finding]:
     return [finding for finding in doctor.examine().findings if finding.about == about]
 
 
 def the_one(about: str, words: str) -> Finding:
-    (found,) = [finding for finding in look(about) if words in finding.says]
+    (found,) = [finding for finding in findings(about) if words in finding.says]
     return found
 
 
@@ -59,7 +59,7 @@ def test_a_good_machine_has_nothing_broken(monkeypatch: pytest.MonkeyPatch) -> N
     assert not found.broken, [finding for finding in found.findings if finding.status == "broken"]
     assert {finding.about for finding in found.findings} == {*doctor.EXAMINATIONS} - {"product"}
     assert "sm_90, 132 SMs, 700 W" in the_one("GPU", "cuda:0 is NVIDIA H200").says
-    assert "wgmma, TMA" in look("kernels")[0].says
+    assert "wgmma, TMA" in findings("kernels")[0].says
 
 
 def test_a_machine_without_a_gpu_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_machine_without_a_gpu_is_not_broken(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("change", "about", "status", "says"),
+    ("change", "about", "status", "text"),
     [
         ({"hip": "7.0"}, "GPU", "broken", "AMD"),
         ({"cuda": None}, "GPU", "broken", "built without CUDA"),
@@ -81,12 +81,12 @@ def test_a_machine_without_a_gpu_is_not_broken(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_torch_that_does_not_fit(
-    change: dict[str, Any], about: str, status: str, says: str, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], about: str, status: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_gpu(monkeypatch)
     for name, value in change.items():
         monkeypatch.setattr(torch.version, name, value)
-    found = the_one(about, says)
+    found = the_one(about, text)
     assert found.status == status
 
 
@@ -113,11 +113,11 @@ def test_a_triton_that_is_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     for own in (triton.__version__, None):
         required = ["filelock", *([f'triton=={own}; platform_system == "Linux"'] if own else [])]
         monkeypatch.setattr(metadata, "requires", lambda name, required=required: required)
-        assert not [found for found in look("versions") if "comes with" in found.says]
+        assert not [found for found in findings("versions") if "comes with" in found.says]
     monkeypatch.setattr(metadata, "requires", lambda name: ['triton==2.9.1; platform_system == "Linux"'])
     assert the_one("versions", "comes with Triton 2.9, and this is").status == "note"
     monkeypatch.setattr(metadata, "requires", Mock(side_effect=metadata.PackageNotFoundError("torch")))
-    assert {found.status for found in look("versions")} <= {"good", "note"}
+    assert {found.status for found in findings("versions")} <= {"good", "note"}
 
 
 def test_shipped_tables_of_another_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_shipped_tables_of_another_triton(monkeypatch: pytest.MonkeyPatch) -> No
         assert the_one("tables", f"shipped tables are for Triton {', '.join(sorted(shipped))}").status == "note"
         for version in shipped:
             monkeypatch.setattr(files, "TRITON", version)
-            assert not [found for found in look("tables") if "shipped tables are for" in found.says]
+            assert not [found for found in findings("tables") if "shipped tables are for" in found.says]
 
 
 @pytest.mark.parametrize(("here", "status"), [(True, "broken"), (False, "note")])
@@ -149,7 +149,7 @@ def test_no_c_compiler(here: bool, status: str, tmp_path: Path, monkeypatch: pyt
     built.touch()
     assert "driver module is in its cache" in the_one("compiler", "no C compiler").says
     monkeypatch.setattr(doctor, "c_compiler", lambda: "/absent/cc")
-    assert "/absent/cc: No such file" in look("compiler")[0].says
+    assert "/absent/cc: No such file" in findings("compiler")[0].says
 
 
 def test_folders_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.M
     closed.touch()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(closed / "cache"))
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(closed))
-    cache, where = look("caches")
+    cache, where = findings("caches")
     assert (cache.status, where.status) == ("broken", "note") and "set TRITON_CACHE_DIR" in cache.do
 
 
@@ -166,11 +166,11 @@ def test_folders_that_follow_the_working_directory(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRITON_CACHE_DIR", "~/triton")
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "kept")
-    cache, where = look("caches")
+    cache, where = findings("caches")
     assert "is ~/triton, " in cache.says and "is kept/tables, " in where.says
     assert all("follows the working directory" in found.says and "absolute" in found.do for found in (cache, where))
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "~nobody-of-that-name/x")
-    assert look("caches")[1].says.startswith("there is no folder for tables")
+    assert findings("caches")[1].says.startswith("there is no folder for tables")
 
 
 def test_a_networks_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,15 +178,15 @@ def test_a_networks_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     df.write_text("#!/bin/sh\nprintf 'Type\\nnfs4\\n'\n"), df.chmod(0o755)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-        assert all("on nfs4, not there yet: a network's" in found.says for found in look("caches"))
+        assert all("on nfs4, not there yet: a network's" in found.says for found in findings("caches"))
     assert storage._filesystem(Path("/proc/self")) == "proc"
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert all(found.status == "good" and ", on " not in found.says for found in look("caches"))
+    assert all(found.status == "good" and ", on " not in found.says for found in findings("caches"))
 
 
 def test_tables_and_their_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpu(monkeypatch, H200)
-    assert "the cost model chooses" in look("tables")[0].says
+    assert "the cost model chooses" in findings("tables")[0].says
     assert tables.store(problem_of(), table_fakes.another(problem_of()), H200, us=1.0, default_us=2.0)
     assert "1 entries" in the_one("tables", "700W").says
     with_gpu(monkeypatch, named_device("h100"))
@@ -201,7 +201,7 @@ def test_tables_and_their_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     path.write_text("{")
     path.with_name(f"{path.name}.not-json.1").touch()
     assert the_one("tables", "is quarantined").status == "note"
-    assert look("tables")[-1].says.startswith("0 tables")
+    assert findings("tables")[-1].says.startswith("0 tables")
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert the_one("tables", "it is not JSON").do.startswith("change its permissions")
     with_gpu(monkeypatch, H200)
@@ -219,19 +219,19 @@ def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_GEMM_POLICY", "fastest")
     monkeypatch.setenv("TRITON_GEMM_POLCY", "model")
     with table_fakes.default_policy():
-        assert look("policy")[0].status == "broken" and "fastest" in look("policy")[0].says
+        assert findings("policy")[0].status == "broken" and "fastest" in findings("policy")[0].says
         assert doctor.examine().broken
         for name, value in (("BITS", "most"), ("BATCH_INVARIANT", "yes")):
             monkeypatch.setenv("TRITON_GEMM_POLICY", "model")
             monkeypatch.setenv(f"TRITON_GEMM_{name}", value)
             table_fakes.read_environment_again()
-            found, used = look("policy")
+            found, used = findings("policy")
             assert (found.status, used.status) == ("broken", "good") and used.says.startswith("model, bits same")
             assert found.says.startswith(f"TRITON_GEMM_{name} must be ") and value in found.says
             assert found.do == f"set TRITON_GEMM_{name} to one of these, or unset it"
             monkeypatch.delenv(f"TRITON_GEMM_{name}")
         monkeypatch.setenv("TRITON_GEMM_KIT", "mine.kit")
-        assert look("policy")[0].says.startswith("TRITON_GEMM_KIT must be 0, 1 or the absolute path")
+        assert findings("policy")[0].says.startswith("TRITON_GEMM_KIT must be 0, 1 or the absolute path")
     assert the_one("environment", "TRITON_GEMM_POLCY is unknown").status == "note"
     assert the_one("environment", "TRITON_CACHE_DIR=").status == "set"
     monkeypatch.setenv("TRITON_GEMM_USE", "1")
@@ -249,7 +249,7 @@ def test_an_examination_that_fails_says_so_and_the_others_go_on(monkeypatch: pyt
     monkeypatch.setitem(doctor.EXAMINATIONS, "GPU", Mock(side_effect=OSError("the disk\nis gone")))
     found = doctor.examine()
     assert found.broken and Finding("GPU", "broken", "OSError: the disk") in found.findings
-    assert look("policy")
+    assert findings("policy")
     assert not Diagnosis((), ()).broken
 
 
@@ -269,7 +269,7 @@ def test_ptxas_that_is_too_old_for_the_gpu(tmp_path: Path, monkeypatch: pytest.M
     found = the_one("ptxas", f"ptxas 11.4, {old}, does not know sm_90a")
     assert found.status == "broken" and found.do.startswith("unset TRITON_PTXAS_PATH")
     with_gpu(monkeypatch, named_device("sm_86"), named_device("sm_100"))
-    assert [one.status for one in look("ptxas")] == ["good", "good"]
+    assert [one.status for one in findings("ptxas")] == ["good", "good"]
     monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", str(old))
     assert the_one("ptxas", "does not know sm_100a").do.startswith("unset TRITON_PTXAS_BLACKWELL_PATH")
 
@@ -296,15 +296,15 @@ def of_calls() -> tuple[str, str, str]:
 
 
 def test_each_state_has_a_sentence(compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    says = f"C++ launches repeated calls once {compiler.path} has built an extension, in the background"
-    assert of_calls() == ("good", says, "`triton-gemm build` builds it now")
+    text = f"C++ launches repeated calls once {compiler.path} has built an extension, in the background"
+    assert of_calls() == ("good", text, "`triton-gemm build` builds it now")
     assert not compiler.calls(), "doctor builds nothing"
     file = native_build.build()
     assert of_calls() == ("good", f"C++ launches repeated calls, by {file}", "")
     file.chmod(0o666)
-    status, says, _ = of_calls()
-    assert status == "note" and says.startswith("Python launches repeated calls, not C++: others may write to")
-    assert f"chmod go-w {file}" in says
+    status, text, _ = of_calls()
+    assert status == "note" and text.startswith("Python launches repeated calls, not C++: others may write to")
+    assert f"chmod go-w {file}" in text
     file.unlink()
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("PATH", os.devnull)
@@ -325,8 +325,8 @@ def test_its_variable(value: str, compiler: fake_cxx.Compiler, tmp_path: Path, m
     if value == "0":
         assert of_calls() == ("good", "C++ for repeated calls is off: TRITON_GEMM_NATIVE is 0", "")
     elif value == "file":
-        status, says, do = of_calls()
-        assert status == "note" and str(file) in says and f"triton-gemm build --into {file.parent}" in do
+        status, text, do = of_calls()
+        assert status == "note" and str(file) in text and f"triton-gemm build --into {file.parent}" in do
         native_build.build(file.parent)
         assert of_calls() == ("good", f"C++ launches repeated calls, by {file}", "")
     else:

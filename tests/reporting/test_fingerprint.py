@@ -52,9 +52,7 @@ def test_equal_states_have_equal_fingerprints(folder: Path, tmp_path: Path) -> N
     assert triton_gemm.selection_fingerprint("h200") == triton_gemm.selection_fingerprint(named_device("h200"))
     tables.clear()
     empty = parts()
-    folder.joinpath(files.Table(tables.Silicon.of(HOPPER)).name).write_text(
-        files.Table(tables.Silicon.of(HOPPER)).text()
-    )
+    folder.joinpath(files.Table(tables.GpuKey.of(HOPPER)).name).write_text(files.Table(tables.GpuKey.of(HOPPER)).text())
     tables.reload()
     assert tables.queries.tables_in(folder, HOPPER) and differ(empty) == set(), "a table of nothing is as none"
 
@@ -134,22 +132,22 @@ def test_another_tuner_is_another_fingerprint(folder: Path) -> None:
 
 def rank(number: int, meeting: str, results: Any) -> None:
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=2)
-    told = table_fakes.what_check_ranks_says(number, HOPPER)
+    messages = table_fakes.messages_of_check_ranks(number, HOPPER)
     torch.distributed.destroy_process_group()
-    results.put(told)
+    results.put(messages)
 
 
 def rank_of_three(number: int, meeting: str, results: Any) -> None:
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=3)
-    group, told = torch.distributed.new_group([1, 2]), ""
+    group, message = torch.distributed.new_group([1, 2]), ""
     if number == 2:
         triton_gemm.set_policy("model")
     try:
         triton_gemm.check_ranks(group, HOPPER)
     except RuntimeError as error:
-        told = str(error)
+        message = str(error)
     torch.distributed.destroy_process_group()
-    results.put((number, told))
+    results.put((number, message))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -165,27 +163,27 @@ def test_ranks_of_a_group_have_their_numbers_among_all(tmp_path: Path) -> None:
     ]
     for process in processes:
         process.start()
-    told = dict(results.get(timeout=60) for _ in processes)
+    messages = dict(results.get(timeout=60) for _ in processes)
     for process in processes:
         process.join()
-    assert told[0] == "" and told[1] == told[2]
-    assert "policy (ranks 1: cached, bits same; ranks 2: model)" in told[1]
+    assert messages[0] == "" and messages[1] == messages[2]
+    assert "policy (ranks 1: cached, bits same; ranks 2: model)" in messages[1]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
-def test_ranks_that_differ_are_told_in_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_names_what_ranks_differ_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = multiprocessing.get_context("fork")
     results, processes = context.Queue(), []
     for number in range(2):
         table_fakes.own_folder(tmp_path / str(number), monkeypatch)
         processes.append(context.Process(target=rank, args=(number, f"file://{tmp_path}/meeting", results)))
         processes[-1].start()
-    told = [results.get(timeout=60) for _ in processes]
+    messages = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()
-    assert told[0] == told[1]
-    agree, by_tables, by_policy = told[0]
+    assert messages[0] == messages[1]
+    agree, by_tables, by_policy = messages[0]
     assert agree == "" and by_tables.startswith(
         "ranks would choose differently, because they differ in tables (ranks 0: "
     )

@@ -51,7 +51,7 @@ def run(
     return subprocess.run(command, cwd=installed, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+def printed(done: subprocess.CompletedProcess[str]) -> list[str]:
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -59,7 +59,7 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
 @pytest.mark.parametrize("use", [None, "", "0"])
 def test_without_the_variable_nothing_is_imported(use: str | None, installed: Path) -> None:
     done = run(installed, BEGIN + "begin(); print(*loaded(), 'triton_gemm_autoload' in sys.modules)", use)
-    assert said(done) == ["True"] and done.stderr == ""
+    assert printed(done) == ["True"] and done.stderr == ""
 
 
 def test_without_the_variable_it_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,24 +81,24 @@ triton_gemm.disable()
 print(len(routing._rules))
 """
     done = run(installed, BEGIN + code)
-    assert said(done) == ["0", "2", "1", "0"] and done.stderr == ""
+    assert printed(done) == ["0", "2", "1", "0"] and done.stderr == ""
 
 
 def test_nothing_happens_without_a_gpu(installed: Path) -> None:
     done = run(installed, "import torch; print((torch.ones(2, 2) @ torch.ones(2, 2)).sum().item())")
-    assert said(done) == ["8.0"] and done.stderr == ""
+    assert printed(done) == ["8.0"] and done.stderr == ""
 
 
 @pytest.mark.parametrize("first", ["triton_gemm", "triton", "torch.cuda", "torch._dynamo"])
 def test_what_is_imported_first_does_not_matter(first: str, installed: Path) -> None:
     code = "from triton_gemm.functional import routing; begin(); print(len(routing._rules))"
-    assert said(run(installed, f"import {first}\n{BEGIN}{code}")) == ["1"]
+    assert printed(run(installed, f"import {first}\n{BEGIN}{code}")) == ["1"]
 
 
 @pytest.mark.parametrize("options", [(), ("-W", "error")], ids=["warnings", "errors"])
-def test_another_value_is_said_and_ignored(options: tuple[str, ...], installed: Path) -> None:
+def test_another_value_is_reported_and_ignored(options: tuple[str, ...], installed: Path) -> None:
     done = run(installed, BEGIN + "begin(); print(len(loaded()))", "yes", options)
-    assert said(done) == ["0"] and "TRITON_GEMM_USE=yes is neither 0 nor 1" in done.stderr
+    assert printed(done) == ["0"] and "TRITON_GEMM_USE=yes is neither 0 nor 1" in done.stderr
 
 
 def test_a_broken_installation_breaks_neither_torch_nor_cuda(installed: Path, tmp_path: Path) -> None:
@@ -107,19 +107,19 @@ def test_a_broken_installation_breaks_neither_torch_nor_cuda(installed: Path, tm
     paths = os.pathsep.join((str(tmp_path), str(installed), str(ROOT)))
     for options in ((), ("-W", "error")):
         done = run(installed, BEGIN + "begin(); print(torch.ones(1).item())", options=options, PYTHONPATH=paths)
-        assert said(done) == ["1.0"]
+        assert printed(done) == ["1.0"]
         assert "triton_gemm is not enabled: ImportError: half of it is missing" in done.stderr
 
 
 def test_a_torch_without_the_hook_is_left_alone(installed: Path) -> None:
     code = "import torch; del torch.cuda._lazy_call; import triton_gemm_autoload as x; x.autoload(); print(1)"
     done = run(installed, code)
-    assert said(done) == ["1"] and "is not enabled: AttributeError" in done.stderr
+    assert printed(done) == ["1"] and "is not enabled: AttributeError" in done.stderr
 
 
 def test_torch_can_be_told_to_load_no_backend(installed: Path) -> None:
     code = BEGIN + "print('triton_gemm_autoload' in sys.modules)"
-    assert said(run(installed, code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) == ["False"]
+    assert printed(run(installed, code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) == ["False"]
 
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])
@@ -143,4 +143,4 @@ if __name__ == "__main__":
     process.join()
 """
     )
-    assert said(run(installed, script)) == ["1", "0"]
+    assert printed(run(installed, script)) == ["1", "0"]

@@ -78,10 +78,10 @@ def filled_holes(page: Path) -> set[str]:
     found, text = set(), page.read_text()
     linked = [x for x in files(page) if {*x.parts} & {"ladder", "examples"} and x.suffix in (".py", ".ipynb")]
     for one in EXERCISES:
-        says = rf"spoils exercises?[^<.]*\b{one.number}\b"
-        left = re.sub(rf"<details><summary>(Solution|[^<]*{says}).*?</details>", "", text, flags=re.DOTALL)
+        spoiler = rf"spoils exercises?[^<.]*\b{one.number}\b"
+        left = re.sub(rf"<details><summary>(Solution|[^<]*{spoiler}).*?</details>", "", text, flags=re.DOTALL)
         code = re.findall(r"^```(?:python|diff)\n(.*?)^```", left, re.DOTALL | re.MULTILINE)
-        code += [x.read_text() for x in linked if not re.search(rf"/{x.name}\).*{says}", left)]
+        code += [x.read_text() for x in linked if not re.search(rf"/{x.name}\).*{spoiler}", left)]
         if any(is_solved_by(one, re.sub(r'\\n",\n *"', "\n", lines)) or "# BEFORE:\n" in lines for lines in code):
             found.add(one.name)
     return found

@@ -59,7 +59,7 @@ def test_missing_twins_are_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().out.endswith("1/3\nb\n2 launches\n")
 
 
-SAYS = 'echo "a.py:3: block: [0,0,0] Assertion \\`Buffer being accessed has outstanding writes\\` failed."; exit 1'
+MESSAGE = 'echo "a.py:3: block: [0,0,0] Assertion \\`Buffer being accessed has outstanding writes\\` failed."; exit 1'
 
 
 def consan(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str | None:
@@ -69,7 +69,7 @@ def consan(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str | 
 
 def test_what_consan_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert consan("exit 0", tmp_path, monkeypatch) is None
-    found = consan(SAYS, tmp_path, monkeypatch)
+    found = consan(MESSAGE, tmp_path, monkeypatch)
     assert found is not None and "Buffer being accessed has outstanding writes" in found
     assert consan("kill -9 $$", tmp_path, monkeypatch) == "exit status -9"
     assert consan('test "$TRITON_INSTRUMENTATION_MODE" = consan', tmp_path, monkeypatch) is None

@@ -148,7 +148,7 @@ def test_what_the_cache_on_disk_has_is_loaded_at_once(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("why", ["PassManager::run failed", "compiling takes more than 60 s"])
-def test_a_failure_leaves_what_stands_in_and_is_said_once(gpu: Gpu, caplog: pytest.LogCaptureFixture, why: str) -> None:
+def test_a_failure_leaves_what_stands_in_and_warns_once(gpu: Gpu, caplog: pytest.LogCaptureFixture, why: str) -> None:
     """Under a capture, too, which would compile it in this process."""
     first, second, *_ = map(planned, ROWS)
     call(first)
@@ -161,8 +161,8 @@ def test_a_failure_leaves_what_stands_in_and_is_said_once(gpu: Gpu, caplog: pyte
         gpu.capturing = True
         call(second)
         call(second)
-    (said,) = caplog.messages
-    assert why in said and gpu.ran == own(first) * 3 and gpu.waited == own(first)
+    (message,) = caplog.messages
+    assert why in message and gpu.ran == own(first) * 3 and gpu.waited == own(first)
     jobs = [*gpu.compiler.jobs]
     gpu.capturing = False
     call(again := planned(ROWS[1]))  # another plan of the same binary
@@ -245,8 +245,8 @@ def test_a_failure_leaves_torchs_product(gpu: Gpu, caplog: pytest.LogCaptureFixt
         for _ in range(2):
             with pytest.raises(background.WouldWaitError):
                 call(first)
-    (said,) = caplog.messages
-    assert "torch's product" in said and not gpu.waited
+    (message,) = caplog.messages
+    assert "torch's product" in message and not gpu.waited
 
 
 def test_a_call_joins_the_worker_that_compiles_its_kernel(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,20 +108,20 @@ class IdleWorker:
     """Notes when a process is started and ended."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self.process: object = None
         self.ended = threading.Event()
 
     def start(self) -> None:
         self.process = object()
-        self.said.append("start")
+        self.calls.append("start")
 
     def compile(self, job: object, limit_s: float) -> None:
-        self.said.append(f"compile {job}")
+        self.calls.append(f"compile {job}")
 
     def end(self, patience_s: float = 0.0) -> int:
         self.process = None
-        self.said.append("end")
+        self.calls.append("end")
         self.ended.set()
         return 0
 
@@ -136,15 +136,15 @@ def test_a_worker_without_a_job_ends_and_another_starts(compiler_of: Callable[..
         worker.ended.clear()
         compiler.add([job])
         assert compiler.wait(10) and worker.ended.wait(10)
-    assert worker.said == ["start", "compile 1", "end", "start", "compile 2", "end"]
+    assert worker.calls == ["start", "compile 1", "end", "start", "compile 2", "end"]
 
 
-def test_who_has_no_workers_is_told_once(compiler_of: Callable[..., Compiler]) -> None:
-    worker, said = IdleWorker(), []
+def test_who_has_no_workers_is_warned_once(compiler_of: Callable[..., Compiler]) -> None:
+    worker, messages = IdleWorker(), []
     worker.start = Mock(side_effect=LostError("no processes"))
-    compiler = compiler_of(lambda _: None, lambda: worker, 2, on_lost=said.append)
+    compiler = compiler_of(lambda _: None, lambda: worker, 2, on_lost=messages.append)
     compiler.add([1, 2, 3])
-    assert compiler.wait(10) and [str(x) for x in said] == ["no processes"]
+    assert compiler.wait(10) and [str(x) for x in messages] == ["no processes"]
 
 
 def test_waiting_takes_no_negative_time() -> None:
@@ -186,9 +186,9 @@ def test_a_core_is_left_to_the_thread_that_times(
 @pytest.mark.parametrize("name", RANKS, ids=RANKS.get)
 def test_who_starts_ranks_says_how_many_share_a_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiling.ranks() == 1
-    for told, ranks in (("8", 8), ("1", 1), ("0", 1), ("", 1), ("-2", 1), ("many", 1)):
-        monkeypatch.setenv(name, told)
-        assert compiling.ranks() == ranks, told
+    for value, ranks in (("8", 8), ("1", 1), ("0", 1), ("", 1), ("-2", 1), ("many", 1)):
+        monkeypatch.setenv(name, value)
+        assert compiling.ranks() == ranks, value
 
 
 def test_ranks_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +197,9 @@ def test_ranks_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS"):
         monkeypatch.setenv(name, "8")
     assert compiling.ranks() == 1
-    for told, ranks in (("4(x2)", 4), ("2(x13),1", 2), ("5,8(x3)", 8), ("1", 1)):
-        monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", told)
-        assert compiling.ranks() == ranks, told
+    for value, ranks in (("4(x2)", 4), ("2(x13),1", 2), ("5,8(x3)", 8), ("1", 1)):
+        monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", value)
+        assert compiling.ranks() == ranks, value
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert compiling.ranks() == 8
 

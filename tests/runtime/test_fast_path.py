@@ -93,7 +93,7 @@ def test_a_matrix_that_is_the_result_does_not_share_the_fast_path(monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["linear", "groups"])
-def test_gates_at_the_same_alignment_take_the_same_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gates_at_the_same_alignment_take_the_same_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key says whether an address is a multiple of 16, and not by how much it is off."""
     storage = random(8192)
 
@@ -304,23 +304,23 @@ def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.Monke
     ],
     ids=str,
 )
-def test_the_fast_path_is_told_all_that_a_call_says(name: str, how: dict[str, Any], monkeypatch: Any) -> None:
-    said: list[Request] = []
-    monkeypatch.setattr(api._fast, "take", lambda *given: (None, said.append(given[4])))
-    monkeypatch.setattr(api, "_product", lambda _, request, *__: said.append(request))
+def test_the_fast_path_gets_all_of_a_call(name: str, how: dict[str, Any], monkeypatch: Any) -> None:
+    requests: list[Request] = []
+    monkeypatch.setattr(api._fast, "take", lambda *given: (None, requests.append(given[4])))
+    monkeypatch.setattr(api, "_product", lambda _, request, *__: requests.append(request))
     a, b, bias = half(64, 32), half(32, 48), half(48)
     api.addmm(bias, a, b, **how) if name == "addmm" else api.linear(a, b.mT, bias, **how)
-    assert said == 2 * [Request(**{"alpha": 1, "beta": 1, **how})]
+    assert requests == 2 * [Request(**{"alpha": 1, "beta": 1, **how})]
 
 
 def test_what_many_calls_say_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Request] = []
-    monkeypatch.setattr(api._fast, "take", lambda *given: (None, said.append(given[4]) or half(64, 48)))
+    requests: list[Request] = []
+    monkeypatch.setattr(api._fast, "take", lambda *given: (None, requests.append(given[4]) or half(64, 48)))
     a, b = half(64, 32), half(48, 32)
     for activation in (None, *ACTIVATIONS):
         for _ in range(2):
             api.linear(a, b, None, activation)
-        assert said[-1] is said[-2] and said[-1] == Request(beta=1.0, activation=activation)
+        assert requests[-1] is requests[-2] and requests[-1] == Request(beta=1.0, activation=activation)
     # Nor does a call that is in no backward look for the context of one, though a policy was set in some context.
     monkeypatch.setattr(generation, "contexts", True)
     monkeypatch.setattr(policies, "context_of_backward", lambda: pytest.fail("it was asked"))

@@ -434,7 +434,7 @@ def test_a_kit_that_is_refused_when_a_plan_is_made(
 @pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 def test_an_older_triton_uses_tables_of_the_kits(older_triton: None) -> None:
     (path,) = tables.queries.SHIPPED.glob("*5120bit*")
-    table = files.look(path).table
+    table = files.contents_of(path).table
     clustered = ((x, of) for x, of in table.entries.items() if getattr(of.algorithm.config, "ctas", 1) > 1)
     problem, entry = next(clustered)
     by_table = replace(entry.selection(problem, "shipped table"), kit=True)

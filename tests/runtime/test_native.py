@@ -227,7 +227,7 @@ def undispatched(driver: fake_driver.Driver) -> Call:
     return Call(driver, *SMALL, operation="matmul", request=PRODUCT, dispatched=False).planned()
 
 
-def test_calls_of_the_user_are_looked_at(undispatched: Call) -> None:
+def test_a_users_call_is_checked_for_gradients_and_modes(undispatched: Call) -> None:
     call = undispatched
     assert call.by_cpp() is not None
     parameter = torch.nn.Parameter(call.a)

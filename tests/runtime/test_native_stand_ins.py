@@ -103,8 +103,8 @@ def test_a_failure_leaves_the_stand_in_to_cpp(waiting: Waiting, caplog: pytest.L
     waiting.call()
     waiting.end("PassManager::run failed")
     assert waiting.call() == ("Python", STAND_IN) and waiting.call() == ("C++", STAND_IN)
-    (said,) = caplog.messages
-    assert "PassManager::run failed" in said
+    (message,) = caplog.messages
+    assert "PassManager::run failed" in message
     waiting.driver.capturing = True  # a graph may keep it
     assert waiting.call() == ("Python", STAND_IN)
 

@@ -38,7 +38,7 @@ class FakeDriver:
         self.compiled: list[tuple[Launch, dict[str, torch.Tensor], dict[str, float]]] = []
         self.launched: list[tuple[Launch, int, dict[str, Any]]] = []
         self.contexts: list[int] = []
-        self.device, self.asked = 0, 0
+        self.device, self.requested = 0, 0
         self.memory = [torch.empty(4), torch.zeros(4, dtype=torch.int32)]
         monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
         monkeypatch.setattr(plan, "current_device", lambda: self.device)
@@ -61,7 +61,7 @@ class FakeDriver:
 
     def workspace(self, device: int, stream: int, nbytes: int) -> list[torch.Tensor]:
         assert (device, stream) == (self.device, 70 + self.device)
-        self.asked = nbytes
+        self.requested = nbytes
         return self.memory
 
     @contextmanager
@@ -140,7 +140,7 @@ def test_a_plan_launches_on_what_it_is_given(name: str, monkeypatch: pytest.Monk
     values = {"alpha": 3.0, "beta": 0.5, **made.run()}
     assert ("one launch" in name) == (len(made.expected) == 1 and not made.shared)
     assert made.plan.out_dtype == made.dtype
-    assert made.driver.asked == (max(launch.workspace for launch in made.expected) if made.shared else 0)
+    assert made.driver.requested == (max(launch.workspace for launch in made.expected) if made.shared else 0)
     _, _, given = made.driver.launched[0]
     assert made.driver.launched == [(launch, 70, given) for launch in made.expected]
     temporaries = [x.name for launch in made.expected for x in launch.temporaries]

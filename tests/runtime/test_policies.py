@@ -100,10 +100,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("name, says", WRONG)
+@pytest.mark.parametrize("name, message", WRONG)
 @pytest.mark.parametrize("filtered", ["always", "error"])
 def test_a_wrong_environment_is_warned_of_once(
-    name: str, says: str, filtered: Any, planned: list[FakePlan], monkeypatch: pytest.MonkeyPatch
+    name: str, message: str, filtered: Any, planned: list[FakePlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the default holds. Where warnings are errors, one product raises it, and none after it."""
     monkeypatch.setattr(policies, "_warned", set())
@@ -118,7 +118,7 @@ def test_a_wrong_environment_is_warned_of_once(
                 raised.append(str(error))
             policies._of_environment.cache_clear()  # as if threads had read it at once
             policies._invariant_in_environment.cache_clear()
-    assert [str(x.message) for x in warned] + raised == [f"TRITON_GEMM_{name} must be {says}"]
+    assert [str(x.message) for x in warned] + raised == [f"TRITON_GEMM_{name} must be {message}"]
     assert policies.current_policy() == Policy() and len(planned) == 1
     triton_gemm.set_policy("error")
     assert policies.current_policy() == Policy("error")
@@ -188,10 +188,10 @@ class Tuner:
     """Notes what it is asked, and answers the second best; multiplies, as one that compares results does."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[GemmProblem, DeviceInfo]] = []
+        self.requests: list[tuple[GemmProblem, DeviceInfo]] = []
 
     def __call__(self, problem: GemmProblem, device: DeviceInfo) -> Selection:
-        self.asked.append((problem, device))
+        self.requests.append((problem, device))
         assert choose(problem, device, may_tune=True) == select(problem, device), "it is not asked by itself"
         return another(problem)
 
@@ -205,9 +205,9 @@ def test_a_tuner_is_asked_for_what_no_table_has(folder: Path) -> None:
         ):
             choose(unknown, HOPPER, may_tune=True)
         policies.set_tuner(tuner)
-        assert choose(known, HOPPER, may_tune=True).source == "user's table" and tuner.asked == []
+        assert choose(known, HOPPER, may_tune=True).source == "user's table" and tuner.requests == []
         assert of(choose(unknown, HOPPER, may_tune=True)) == of(replace(another(unknown), source="tuner"))
-        assert tuner.asked == [(unknown, HOPPER)]
+        assert tuner.requests == [(unknown, HOPPER)]
     assert choose(unknown, HOPPER, may_tune=True).source == "model", "under no other policy"
 
 
@@ -288,17 +288,17 @@ def test_the_fast_path_has_the_policy_in_its_key(monkeypatch: pytest.MonkeyPatch
 
 def test_a_tuner_may_multiply(folder: Path, planned: list[FakePlan]) -> None:
     """While its own product is planned, under the lock of all planning; others wait for it and do not tune too."""
-    asked: list[GemmProblem] = []
+    requested: list[GemmProblem] = []
 
     def tuner(problem: GemmProblem, device: DeviceInfo) -> Selection:
-        asked.append(problem)
+        requested.append(problem)
         triton_gemm.matmul(*operands(16, 16, 16))
         return another(problem)
 
     policies.set_tuner(tuner)
     triton_gemm.set_policy("tune")
     at_once(*4 * [lambda: triton_gemm.matmul(*operands())])
-    assert [problem.M for problem in asked] == [512]
+    assert [problem.M for problem in requested] == [512]
     assert sorted((made.problem.M, made.selection.source) for made in planned) == [(16, "model"), (512, "tuner")]
 
 

@@ -114,10 +114,10 @@ def test_strides_of_a_c_that_tma_stores_make_no_other_binary() -> None:
         a, b = (torch.empty(sizes, dtype=torch.bfloat16, device="meta") for sizes in ((512, 4096), (columns, 4096)))
         c = torch.empty(512, pitch, dtype=torch.bfloat16, device="meta")[:, :columns]
         problem = GemmProblem.of(a, b.T, c)
-        way = Candidate(
+        candidate = Candidate(
             problem, Algorithm("warp_specialised", warp_specialised.Config(128, 64, 64, 8, 4), Schedule(132))
         )
-        return binaries.identities(HOPPER, problem, Selection.of(way, ""))
+        return binaries.identities(HOPPER, problem, Selection.of(candidate, ""))
 
     assert made(72, 72) == made(4096, 4096) == made(64, 1032)
     assert made(63, 1024) != made(63, 1032) != made(64, 1032)
@@ -162,16 +162,16 @@ def test_another_folder_gets_what_this_process_has_compiled(tmp_path: Path) -> N
 
 def test_other_selections_are_compiled_as_well(cache: Path, made: precompile.Precompiled) -> None:
     problem = PROBLEMS[0]
-    candidate = next(way for _, way in ranked(problem, HOPPER) if way.algorithm.kernel == "portable")
+    candidate = next(candidate for _, candidate in ranked(problem, HOPPER) if candidate.algorithm.kernel == "portable")
     other = Selection.of(candidate, "", "tuner")
-    asked = []
+    requested = []
 
     def also(*of: object) -> list[Selection]:
-        asked.append(of)
+        requested.append(of)
         return [select(problem, HOPPER), other]
 
     again = precompile.precompile([problem], [HOPPER], cache=cache, also=also)
-    assert asked == [(problem, HOPPER)]
+    assert requested == [(problem, HOPPER)]
     assert again.compiled == 1 and again.failures == ()
 
 

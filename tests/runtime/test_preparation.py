@@ -308,24 +308,24 @@ def test_a_gpu_is_here_or_named(compiled: Identities, monkeypatch: pytest.Monkey
 def test_many_rows_are_few_kernels_and_one_selection_each(
     compiled: Identities, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked = noted(monkeypatch, precompile, "selection_for", lambda problem, *_, **how: problem)
+    requested = noted(monkeypatch, precompile, "selection_for", lambda problem, *_, **how: problem)
     monkeypatch.setattr(precompile, "SELECTING_S", 0.0)
-    told: list[tuple[int, int, str]] = []
+    reported: list[tuple[int, int, str]] = []
     model = torch.nn.Sequential(*(torch.nn.Linear(256, 256, device="meta", dtype=BF16) for _ in range(9)))
     made = preparation.prepare(
-        *(model, range(1, 201)), device=HOPPER, cache=tmp_path, progress=lambda *how: told.append(how)
+        *(model, range(1, 201)), device=HOPPER, cache=tmp_path, progress=lambda *how: reported.append(how)
     )
-    assert len(asked) == len(set(asked)) == made.problems == 200
+    assert len(requested) == len(set(requested)) == made.problems == 200
     assert made.failures == () and made.cache == tmp_path and 1 < len(compiled) < 30
     selected = [(done, 200, "selected") for done in (0, *range(201))]
-    assert told == selected + [(done, len(compiled), "compiled") for done in range(len(compiled) + 1)]
+    assert reported == selected + [(done, len(compiled), "compiled") for done in range(len(compiled) + 1)]
 
 
 def test_progress_of_what_takes_no_time_is_its_ends(compiled: Identities) -> None:
-    told: list[tuple[int, int, str]] = []
-    preparation.prepare([(96, 64)], [1, 2, 3], device=HOPPER, progress=lambda *how: told.append(how))
-    assert told[0] == (0, 3, "selected") and told[-1] == (len(compiled), len(compiled), "compiled")
-    assert (3, 3, "selected") in told
+    reported: list[tuple[int, int, str]] = []
+    preparation.prepare([(96, 64)], [1, 2, 3], device=HOPPER, progress=lambda *how: reported.append(how))
+    assert reported[0] == (0, 3, "selected") and reported[-1] == (len(compiled), len(compiled), "compiled")
+    assert (3, 3, "selected") in reported
 
 
 def test_what_no_kernel_takes_is_a_failure(compiled: Identities) -> None:

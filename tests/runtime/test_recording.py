@@ -91,11 +91,11 @@ def test_what_is_recorded_goes_where_the_path_led_when_the_block_began(
     with pytest.raises(FileNotFoundError, match="nowhere"), recording.record_shapes(link):
         pytest.fail("the block runs")
     link.unlink(), link.symlink_to("first/shapes.json")
-    asked = list[Path]()
-    monkeypatch.setattr(os, "access", lambda path, _: asked.append(path))
+    probed = list[Path]()
+    monkeypatch.setattr(os, "access", lambda path, _: probed.append(path))
     with pytest.raises(PermissionError, match="cannot be written"), recording.record_shapes(link):
         pytest.fail("the block runs")
-    assert asked == [first]
+    assert probed == [first]
 
 
 def test_a_pipe_is_no_file_to_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

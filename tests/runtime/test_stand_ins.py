@@ -50,8 +50,8 @@ def test_what_is_much_slower_does_not_stand_in(gpu: Gpu, monkeypatch: pytest.Mon
     second = planned(ROWS[3])
     other = available().nearest(second.problem, second.selection, HOPPER)
     times = [
-        predicted(x.problem, Candidate(given(x.problem, way.algorithm), way.algorithm), model_of(HOPPER))
-        for x, way in ((second, second.selection), (second, other))
+        predicted(x.problem, Candidate(given(x.problem, selection.algorithm), selection.algorithm), model_of(HOPPER))
+        for x, selection in ((second, second.selection), (second, other))
     ]
     monkeypatch.setattr(stand_ins, "LOST_US", 0.0)
     for slower, stands_in in ((times[1] / times[0] * 1.001, True), (times[1] / times[0] * 0.999, False)):
@@ -72,9 +72,9 @@ def test_of_all_that_is_loaded_the_fastest_stands_in(gpu: Gpu) -> None:
     for M in ROWS[:3]:
         one = stand_ins.Available()
         one.add(HOPPER, planned(M).problem, planned(M).selection)
-        way = one.nearest(made.problem, made.selection, HOPPER)
-        candidate = Candidate(given(made.problem, way.algorithm), way.algorithm)
-        times[predicted(made.problem, candidate, model_of(HOPPER))] = way
+        selection = one.nearest(made.problem, made.selection, HOPPER)
+        candidate = Candidate(given(made.problem, selection.algorithm), selection.algorithm)
+        times[predicted(made.problem, candidate, model_of(HOPPER))] = selection
     assert made.first_calls.stand_in.selection == times[min(times)]
 
 

@@ -107,13 +107,13 @@ CPU = -1  # as C++ has the number of that device
 BEGUN = [("cuGraphLaunch", 11, 0), ("cuEventRecord", 22, 0)]
 
 
-def test_calls_are_counted_and_told_of(calls: Calls, learner: Learner) -> None:
+def test_calls_are_counted_and_reported(calls: Calls, learner: Learner) -> None:
     turn = calls.made_plan.turn
     turn.calls()
     assert calls.are_by_cpp(1000) == [True] * 1000 and learner.turns == 0 and turn.calls() == 1000
-    turn.ask(True)
+    turn.request_call(True)
     assert calls.are_by_cpp(3) == [True] * 3 and learner.turns == 3, "C++ launches what it tells of"
-    turn.ask(False)
+    turn.request_call(False)
     calls.are_by_cpp(3)
     assert learner.turns == 3 and turn.calls() == 6
 
@@ -121,14 +121,14 @@ def test_calls_are_counted_and_told_of(calls: Calls, learner: Learner) -> None:
 def test_a_call_says_its_stream_to_no_one(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = calls.made_plan.turn
     assert turn is not None and turn.stream is None
-    turn.ask_stream()
+    turn.request_stream()
     calls.driver.capturing = True
     calls.are_by_cpp(2)
     assert turn.stream is None
     calls.driver.capturing = False
     assert calls.are_by_cpp(2) == [True] * 2 and turn.stream == 0 and not turn.own[1]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
-    turn.ask_stream()
+    turn.request_stream()
     assert turn.stream is None
     with monkeypatch.context() as patch:
         patch.setattr(turns, "is_watched", lambda: True)
@@ -138,13 +138,13 @@ def test_a_call_says_its_stream_to_no_one(calls: Calls, learner: Learner, monkey
     assert turn.stream == 0 and learner.turns == 0
 
 
-def test_what_python_raises_when_it_is_told_comes_through(calls: Calls, learner: Learner) -> None:
+def test_what_python_raises_at_a_report_comes_through(calls: Calls, learner: Learner) -> None:
     """As of a signal's handler."""
-    calls.made_plan.turn.ask(True)
+    calls.made_plan.turn.request_call(True)
     learner.raises = True
     with pytest.raises(KeyboardInterrupt):
         calls.take()
-    calls.made_plan.turn.ask(False)
+    calls.made_plan.turn.request_call(False)
     assert calls.are_by_cpp(5) == [True] * 5
 
 
@@ -220,7 +220,7 @@ def test_python_s_own_calls_count_too(
     for _ in range(35):
         calls.made_plan.run(A, B, C)
     assert learner.turns == 0 and turn.calls() == 35
-    turn.ask(True)
+    turn.request_call(True)
     turns.job.begin(0, 0, 11, 22)
     with monkeypatch.context() as patch:
         patch.setattr(turns, "is_watched", lambda: True)
@@ -230,9 +230,9 @@ def test_python_s_own_calls_count_too(
     assert learner.turns == 3 and begun == BEGUN and turns.job.launched == (0 if by_cpp else 3)
 
 
-def test_nothing_is_told_while_no_rule_learns(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_turn_comes_while_no_rule_learns(calls: Calls, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "active", lambda: False)
-    calls.made_plan.turn.ask(True)
+    calls.made_plan.turn.request_call(True)
     calls.are_by_cpp(1000)
     assert learner.turns == 0 and not calls.made_plan.turn.own[1]
     turns.end()

@@ -98,7 +98,7 @@ def test_what_a_worker_compiles_is_found_in_the_cache(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torch.py").write_text("raise SystemExit")
     problem = problem_of(100, 64, 48)  # whose kernel no other test compiles here
-    way = select(problem, HOPPER)
+    selection = select(problem, HOPPER)
     sent: dict[object, compat.MachineCode] = {}
     made = Worker((HOPPER, (9, 0)), on_made=sent.update)
     try:
@@ -106,14 +106,14 @@ def test_what_a_worker_compiles_is_found_in_the_cache(tmp_path: Path, monkeypatc
         environment = Path(f"/proc/{pid_of(made)}/environ").read_bytes().split(b"\0")
         assert b"CUDA_VISIBLE_DEVICES=" in environment
         assert "has no attribute" in str(made.compile((problem, None), 60))
-        assert made.compile((problem, way), 60) is None
-        asked, wrong = Question(ranked, problem, HOPPER, way), Question(ranked, problem, None, way)
-        assert made.compile(asked, 60) is None and made.compile(wrong, 60)
-        assert asked.answer == ranked(problem, HOPPER, way) and wrong.answer is None
+        assert made.compile((problem, selection), 60) is None
+        right, wrong = Question(ranked, problem, HOPPER, selection), Question(ranked, problem, None, selection)
+        assert made.compile(right, 60) is None and made.compile(wrong, 60)
+        assert right.answer == ranked(problem, HOPPER, selection) and wrong.answer is None
     finally:
         made.end()
     found: list[bool] = []
-    launches = launches_on(HOPPER, problem, way)
+    launches = launches_on(HOPPER, problem, selection)
     operands = operands_of(problem, launches)
     monkeypatch.delenv("TRITON_INTERPRET")
     with compat.compiling_for((9, 0), tmp_path / "cache"), compat.compilations(lambda _, there: found.append(there)):
@@ -281,13 +281,13 @@ def test_the_time_until_a_worker_is_ready_is_not_a_jobs() -> None:
     assert failures(compiler, "") == [None]
 
 
-def test_without_workers_it_is_compiled_here_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_workers_it_is_compiled_here_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "triton_gemm.tuning")
     loaded: list[object] = []
     compiler = Compiler(loaded.append, Workers("raise SystemExit(2)"), threads=2)
     assert failures(compiler, *range(6)) == 6 * [None] and sorted(map(str, loaded)) == [*"012345"]
-    (said,) = caplog.messages
-    assert said.endswith("is lost: it ended with 2")
+    (message,) = caplog.messages
+    assert message.endswith("is lost: it ended with 2")
 
 
 def test_what_a_lost_worker_was_compiling_is_compiled_here(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from triton_gemm.runtime.worker import LostError, Worker
 from triton_gemm.selection.select import select
 
 # A worker that imports nothing of this package: it answers with what it has found.
-LOOKS = """
+PROBE = """
 pipe.recv()
 pipe.send("ready")
 pipe.recv()
@@ -29,7 +29,7 @@ pipe.send((sys.path, os.getcwd(), os.nice(0)))
 
 
 @pytest.fixture(autouse=True)
-def asked_anew() -> Iterator[None]:
+def probed_anew() -> Iterator[None]:
     worker.python.cache_clear()
     yield
     worker.python.cache_clear()
@@ -38,7 +38,7 @@ def asked_anew() -> Iterator[None]:
 def seen_by_a_worker(**how: Any) -> Any:
     begin = worker.START.partition(f"from {worker.__name__}")[0]
     seen: list[Any] = []
-    made = Worker(None, [sys.executable, "-c", begin + LOOKS], **how, on_made=seen.append)
+    made = Worker(None, [sys.executable, "-c", begin + PROBE], **how, on_made=seen.append)
     made.start()
     try:
         assert made.compile("", 10) is None

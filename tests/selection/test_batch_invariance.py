@@ -192,7 +192,7 @@ def test_default_products_have_no_parts_in_turn(N: int, K: int) -> None:
             assert not (isinstance(algorithm.work, Schedule) and algorithm.work.in_turn)
 
 
-def test_too_many_rows_are_told() -> None:
+def test_the_message_names_too_many_rows() -> None:
     long = problem_of(1, 576, 8192, "ieee")
     with pytest.raises(RuntimeError, match=r"5000000 x 576 x 8192 batch-invariantly on sm_90.*FMAs.*fewer rows"):
         batch_invariance.select(replace(long, M=5_000_000), HOPPER)
@@ -305,8 +305,8 @@ def test_what_is_added_to_one_row_is_what_is_added_to_more(planned: list[FakePla
         triton_gemm.addmm(c, x(M, 64), x(64, 32), beta=3, batch_invariant=True)
         triton_gemm.addmm(c[0], x(M, 64), x(64, 32), beta=3, batch_invariant=True)
     triton_gemm.addmm(added[1], x(1, 64), x(64, 32), beta=3)
-    said = [(made.problem.has_beta, made.problem.bias) for made in planned]
-    assert said == [(True, None), (False, "n")] * 2 + [(False, "n")]
+    added_as = [(made.problem.has_beta, made.problem.bias) for made in planned]
+    assert added_as == [(True, None), (False, "n")] * 2 + [(False, "n")]
     assert len({bit_class(made.problem, made.selection) for made in planned[:4]}) == 1
 
 
@@ -323,14 +323,14 @@ def losses() -> dict[str, Callable[..., torch.Tensor]]:
     }
 
 
-@pytest.mark.parametrize("asked", ["argument", "block around the forward", "block around the backward"])
+@pytest.mark.parametrize("scenario", ["argument", "block around the forward", "block around the backward"])
 @pytest.mark.parametrize("name", losses())
-def test_backwards_are_too(name: str, asked: str, planned: list[FakePlan]) -> None:
+def test_backwards_are_too(name: str, scenario: str, planned: list[FakePlan]) -> None:
     """In whatever thread they run."""
     forward = losses()[name]
-    if asked == "argument":
+    if scenario == "argument":
         result = forward(batch_invariant=True)
-    elif asked == "block around the forward":
+    elif scenario == "block around the forward":
         with triton_gemm.batch_invariant():
             result = forward()
     else:
@@ -344,14 +344,14 @@ def test_backwards_are_too(name: str, asked: str, planned: list[FakePlan]) -> No
     assert len(planned) >= 3 and all(made.selection.batch_invariant for made in planned)
 
 
-@pytest.mark.parametrize("asked", ["argument", "block"])
-def test_compiled_code_is_too(asked: str, planned: list[FakePlan]) -> None:
+@pytest.mark.parametrize("scenario", ["argument", "block"])
+def test_compiled_code_is_too(scenario: str, planned: list[FakePlan]) -> None:
     """An argument is part of the graph; a block counts where the graph runs, and needs no other graph."""
-    how = {"batch_invariant": True} if asked == "argument" else {}
+    how = {"batch_invariant": True} if scenario == "argument" else {}
     compiled = torch.compile(lambda a, b: triton_gemm.matmul(a, b, **how).relu(), fullgraph=True, backend="aot_eager")
     a, b = x(8, 64).requires_grad_(), x(64, 32).requires_grad_()
     compiled(a, b).sum().backward()
-    assert len(planned) == 3 and all(made.selection.batch_invariant == (asked == "argument") for made in planned)
+    assert len(planned) == 3 and all(made.selection.batch_invariant == (scenario == "argument") for made in planned)
     planned.clear()
     with torch.compiler.set_stance("fail_on_recompile"), triton_gemm.batch_invariant():
         compiled(a, b).sum().backward()

@@ -77,10 +77,10 @@ def test_by_default_bits_do_not_depend_on_the_size_of_c(arithmetic: Arithmetic) 
     for M, N, K in ((569, 28672, 4096), (272, 51200, 5120), (8192, 10240, 8192), (3712, 10688, 7808)):
         problem = problem_of(M, N, K, arithmetic.name, "ntn", scales=scales)
         assert " of C " not in bit_class(problem, select(problem, HOPPER))
-        assert not any(" of C " in bit_class(problem, way) for _, way in ranked(problem, HOPPER))
-        more = [way for _, way in ranked(problem, HOPPER, any_bits=True)]
-        cut = [way for way in more if isinstance(way.algorithm.work, Schedule) and way.algorithm.work.split_tiles]
-        assert cut and any(" of C " in bit_class(problem, way) for way in cut) == (not arithmetic.exact)
+        assert not any(" of C " in bit_class(problem, one) for _, one in ranked(problem, HOPPER))
+        more = [one for _, one in ranked(problem, HOPPER, any_bits=True)]
+        cut = [one for one in more if isinstance(one.algorithm.work, Schedule) and one.algorithm.work.split_tiles]
+        assert cut and any(" of C " in bit_class(problem, one) for one in cut) == (not arithmetic.exact)
 
 
 def promoted(problem: GemmProblem, selection: Selection) -> int:

@@ -102,8 +102,8 @@ def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
                 continue
             assert (choice.kernel, choice.schedule, choice.split_k, choice.packed) == ("skinny", None, 1, ())
             algorithm = choice.algorithm._replace(swap_ab=not choice.swap_ab)
-            other_way = replace(choice, algorithm=algorithm, reason=select(problem.swap_ab(), device).reason)
-            assert select(problem.swap_ab(), device) == other_way
+            swapped = replace(choice, algorithm=algorithm, reason=select(problem.swap_ab(), device).reason)
+            assert select(problem.swap_ab(), device) == swapped
             (launch,) = launches(problem, choice)
             assert launch.arguments["STREAMED"] == ("a" if choice.swap_ab else "b")
             swaps.add(choice.swap_ab)
@@ -130,8 +130,8 @@ def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
 )
 def test_other_products_of_few_rows_run_elsewhere(problem: GemmProblem) -> None:
     for device in DEVICES:
-        for asked in (problem, problem.swap_ab()):
-            assert select(asked, device).kernel != "skinny"
+        for requested in (problem, problem.swap_ab()):
+            assert select(requested, device).kernel != "skinny"
 
 
 def test_both_operands_may_need_a_copy() -> None:
@@ -273,14 +273,14 @@ def test_the_interpreter_has_a_few_wide_programs_for_few_rows() -> None:
 
 def test_it_takes_no_time() -> None:
     sizes = [1, 40, 500, 3000, 20_000, 130_000]
-    asked = [of(M, N, K) for M in sizes for N in sizes for K in sizes]
+    problems = [of(M, N, K) for M in sizes for N in sizes for K in sizes]
     start = time.process_time()
-    for problem in asked:
+    for problem in problems:
         select(problem, HOPPER)
-    assert (time.process_time() - start) / len(asked) < 0.02
+    assert (time.process_time() - start) / len(problems) < 0.02
 
 
-def test_an_old_gpu_is_told_what_is_needed() -> None:
+def test_the_message_for_an_old_gpu_names_what_is_needed() -> None:
     with pytest.raises(RuntimeError, match=r"^matmul needs compute capability 8\.0 or newer, sm_75 has less$"):
         select(of(64, 64, 64), device_of_capability((7, 5)))
 
@@ -386,5 +386,5 @@ def test_groups_are_predicted_with_all_rows_of_tiles(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(host, "few_copied", copied)
         monkeypatch.setattr(warp_specialised.costs, "_KNOWN", cost_model.Remembered())
         found = ranked(problem, named_device("h200"))
-        times.append([time for time, way in found if way.algorithm.kernel == "warp_specialised"])
+        times.append([time for time, candidate in found if candidate.algorithm.kernel == "warp_specialised"])
     assert times[0] == times[1] and times[0]

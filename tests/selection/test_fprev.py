@@ -21,13 +21,13 @@ def value(tree: Tree, terms: Sequence[float]) -> float:
     return sum(x for x in parts if abs(x) * 2**53 > max(map(abs, parts)))
 
 
-def sizes_of(tree: Tree, n: int, asked: list[tuple[int, int]]) -> Sizes:
+def sizes_of(tree: Tree, n: int, pairs: list[tuple[int, int]]) -> Sizes:
     """As outside only the sum's value tells."""
 
     def sizes(i: int, others: Sequence[int]) -> list[int]:
         found = []
         for j in others:
-            asked.append((i, j))
+            pairs.append((i, j))
             terms = [1.0] * n
             terms[i], terms[j] = BIG, -BIG
             found.append(n - round(value(tree, terms)) if i != j else 0)
@@ -61,6 +61,6 @@ def test_a_chain_takes_one_sweep() -> None:
     n, tree = 64, 0
     for i in range(1, n):
         tree = frozenset([tree, i])
-    asked: list[tuple[int, int]] = []
-    assert refined(n, sizes_of(tree, n, asked)) == tree
-    assert len(asked) == n - 1 and all(j - i == 1 for (_, i), (_, j) in pairwise(asked))
+    pairs: list[tuple[int, int]] = []
+    assert refined(n, sizes_of(tree, n, pairs)) == tree
+    assert len(pairs) == n - 1 and all(j - i == 1 for (_, i), (_, j) in pairwise(pairs))

@@ -115,11 +115,11 @@ def test_every_choice_is_legal_and_the_fastest_and_says_why(problem: GemmProblem
     assert isinstance(choice.config, kernel.Config) and choice.split_k >= 1
     assert select(problem, device) == choice
     assert str(choice).startswith(f"{choice.kernel} {choice.config}") and str(choice).endswith(f": {choice.reason}")
-    for microseconds, way in ranked(problem, device):
-        if Selection.of(way, "") == replace(choice, reason=""):
+    for microseconds, candidate in ranked(problem, device):
+        if Selection.of(candidate, "") == replace(choice, reason=""):
             assert choice.reason.startswith(about(microseconds, problem, device))
             return
-        assert illegal(problem, device, way) is not None
+        assert illegal(problem, device, candidate) is not None
     pytest.fail("what was chosen is no candidate")
 
 
@@ -193,7 +193,7 @@ def test_a_gpu_that_is_treated_as_an_older_one_is_offered_what_that_has() -> Non
     """By TRITON_GEMM_CAPABILITY; its model is its own."""
     device = replace(named_device("h100"), capability=(8, 0))
     for problem in (of(4096, 4096, 4096), of(512, 4096, 14336), in_mode("int8", M=4096, N=4096, K=4096)):
-        first = next(way for _, way in ranked(problem, device) if illegal(problem, device, way) is None)
+        first = next(one for _, one in ranked(problem, device) if illegal(problem, device, one) is None)
         assert select(problem, device).algorithm == first.algorithm
 
 
@@ -231,10 +231,10 @@ def test_no_candidate_takes_less_than_its_bound(name: str, mode: str, K: int, mo
         problem = along_k(M, N, K, batch, bias="n") if mode == "half" else problem
         found = []
         for bound, place, candidates in kernel.lower_bounds(problem, HOPPER, model):
-            ways = list(candidates)
-            assert all(bound <= predicted(problem, way, model) * cost_model.ROUNDING for way in ways)
-            found += [(place, way) for way in ways]
-        assert [way for _, way in found] == list(kernel.candidates(problem, HOPPER))
+            listed = list(candidates)
+            assert all(bound <= predicted(problem, one, model) * cost_model.ROUNDING for one in listed)
+            found += [(place, one) for one in listed]
+        assert [one for _, one in found] == list(kernel.candidates(problem, HOPPER))
         assert found == sorted(found, key=lambda one: one[0])
 
 

@@ -323,7 +323,7 @@ INSIDE = re.compile(
 )
 
 
-def is_told(error: BaseException, parameter: str, value: Any) -> bool:
+def names_argument(error: BaseException, parameter: str, value: Any) -> bool:
     """Whether the words of an error name the caller's argument, or say what it is."""
     text = str(error)
     return INSIDE.search(text) is None and any(x and x.lower() in text.lower() for x in (parameter, *facts(value)))

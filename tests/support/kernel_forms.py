@@ -99,7 +99,7 @@ def circumstances(sizes: Sizes = Sizes()) -> dict[str, Problem]:
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """A problem, and a kernel in one of its forms that computes it. in_turn: whether `fma`'s programs add their sums
     one after the other."""
 
@@ -152,7 +152,7 @@ def with_parts_in_turn(found: list[tuple[float, Candidate]]) -> Iterator[Candida
             yield Candidate(given, algorithm._replace(work=replace(algorithm.work, split_k=3)))
 
 
-def forms(circumstance: str, problem: Problem, described: GemmProblem, device: DeviceInfo) -> Iterator[Way]:
+def forms(circumstance: str, problem: Problem, described: GemmProblem, device: DeviceInfo) -> Iterator[Variant]:
     """The fastest legal candidate of each form, as predicted, for a problem as operands have it."""
     found: dict[str, Selection] = {}
     for candidate in with_parts_in_turn(ranked(described, device, any_bits=True)):
@@ -160,23 +160,23 @@ def forms(circumstance: str, problem: Problem, described: GemmProblem, device: D
         if name not in found and illegal(described, device, candidate) is None:
             found[name] = Selection.of(candidate, "watched")
     for name, selection in found.items():
-        yield Way(circumstance, problem, selection, name)
+        yield Variant(circumstance, problem, selection, name)
         if selection.kernel == "fma" and selection.split_k > 1:
-            yield Way(circumstance, problem, selection, f"{name}, in turn", in_turn=True)
+            yield Variant(circumstance, problem, selection, f"{name}, in turn", in_turn=True)
 
 
-def ways(
+def variants(
     problems: dict[str, Problem], memory: Memory, device: DeviceInfo, most: int, *, inline_ptx: bool = True
-) -> Iterator[tuple[Prepared, list[Way]]]:
-    """For each problem its operands in `memory`, and ways to compute it: at most so many, in the forms that were taken
+) -> Iterator[tuple[Prepared, list[Variant]]]:
+    """For each problem its operands in `memory`, and variants of it: at most so many, in the forms that were taken
     least for the problems before. inline_ptx: whether they may have that."""
     taken: Counter[str] = Counter()
     for name, problem in problems.items():
         prepared = Prepared(problem, memory, by_plan=True)
         described = prepared.request.problem(*prepared.operands)
-        found = [way for way in forms(name, problem, described, device) if inline_ptx or not way.inline_ptx]
-        chosen = sorted(found, key=lambda way: taken[way.form])[:most]
-        taken.update(way.form for way in chosen)
+        found = [variant for variant in forms(name, problem, described, device) if inline_ptx or not variant.inline_ptx]
+        chosen = sorted(found, key=lambda variant: taken[variant.form])[:most]
+        taken.update(variant.form for variant in chosen)
         yield prepared, chosen
 
 

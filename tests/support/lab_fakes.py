@@ -28,7 +28,7 @@ from triton_gemm.tuning import candidates, gpu, timing
 from triton_gemm.tuning.conditions import Conditions
 from triton_gemm.tuning.gpu import TORCH, Gpu
 from triton_gemm.tuning.journal import Journal
-from triton_gemm.tuning.race import FailedError
+from triton_gemm.tuning.trials import FailedError
 
 REPLAY_S = 0.004
 REFERENCE_MS = 0.007
@@ -37,7 +37,7 @@ FULL = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
 
 
 class Kernels:
-    """Candidates of any kind that take `true(way)` milliseconds, but for noise: of every round, 1 % of which are
+    """Candidates of any kind that take `true(candidate)` milliseconds, but for noise: of every round, 1 % of which are
     disturbed, and of the GPU's clock, which wanders. compile_s: until each is compiled, one after another; has_torch:
     whether TORCH is a candidate."""
 
@@ -50,7 +50,7 @@ class Kernels:
         *,
         noise: float = 0.005,
         compile_s: float = 0.0,
-        broken: Callable[[Any], str | None] = lambda way: None,
+        broken: Callable[[Any], str | None] = lambda candidate: None,
         has_torch: bool = False,
     ) -> None:
         self.true, self.noise, self.compile_s, self.broken = true, noise, compile_s, broken
@@ -68,41 +68,41 @@ class Kernels:
     def pause(self, seconds: float) -> None:
         self.clock += seconds
 
-    def compile(self, ways: Sequence[Any]) -> None:
+    def compile(self, candidates: Sequence[Any]) -> None:
         begin = max([self.clock, *self.compiled_at.values()])
-        for i, way in enumerate(way for way in ways if way not in self.compiled_at):
-            self.compiled_at[way] = begin + (i + 1) * self.compile_s
+        for i, candidate in enumerate(candidate for candidate in candidates if candidate not in self.compiled_at):
+            self.compiled_at[candidate] = begin + (i + 1) * self.compile_s
 
-    def ready(self, way: Any) -> bool:
-        return self.compiled_at.get(way, 0.0) <= self.clock
+    def ready(self, candidate: Any) -> bool:
+        return self.compiled_at.get(candidate, 0.0) <= self.clock
 
-    def prepare(self, way: Any) -> float:
-        self.clock = max(self.clock, self.compiled_at.get(way, 0.0)) + 0.01
-        why = "torch: it refuses" if way == TORCH and not self.has_torch else self.broken(way)
+    def prepare(self, candidate: Any) -> float:
+        self.clock = max(self.clock, self.compiled_at.get(candidate, 0.0)) + 0.01
+        why = "torch: it refuses" if candidate == TORCH and not self.has_torch else self.broken(candidate)
         if why is not None:
             raise FailedError(why)
-        self.timed.append(way)
-        return self.true(way) * exp(self.random.gauss(0, 0.02))
+        self.timed.append(candidate)
+        return self.true(candidate) * exp(self.random.gauss(0, 0.02))
 
-    def time(self, ways: Sequence[Any], rounds: int) -> list[list[float]]:
-        times: list[list[float]] = [[] for _ in ways]
+    def time(self, candidates: Sequence[Any], rounds: int) -> list[list[float]]:
+        times: list[list[float]] = [[] for _ in candidates]
         for _ in range(rounds):
             self.wander *= exp(self.random.gauss(0, 0.002))
-            for row, way in zip(times, ways, strict=True):
-                assert way not in self.dropped
+            for row, one in zip(times, candidates, strict=True):
+                assert one not in self.dropped
                 self.clock += REPLAY_S
-                took = self.true(way) * self.wander * self.slow(self.clock) * exp(self.random.gauss(0, self.noise))
+                took = self.true(one) * self.wander * self.slow(self.clock) * exp(self.random.gauss(0, self.noise))
                 row.append(took * (1 + self.random.random() if self.random.random() < 0.01 else 1))
         return times
 
-    def round_s(self, ways: Sequence[Any]) -> float:
-        return REPLAY_S * len(ways)
+    def round_s(self, candidates: Sequence[Any]) -> float:
+        return REPLAY_S * len(candidates)
 
     def errors(self) -> tuple[float, float]:
         return 2e-3, 1e-3
 
-    def drop(self, way: Any) -> None:
-        self.dropped.append(way)
+    def drop(self, candidate: Any) -> None:
+        self.dropped.append(candidate)
 
     def close(self) -> None:
         self.dropped.clear()
@@ -125,28 +125,28 @@ class FakeLab:
     def now(self) -> float:
         return self.kernels.now()
 
-    def look(self) -> Conditions:
+    def conditions(self) -> Conditions:
         self.kernels.clock += 0.15
         now = self.kernels.clock
         ms = REFERENCE_MS * self.kernels.slow(now) * exp(self.kernels.random.gauss(0, 0.005))
         return Conditions(ms, self.mhz(now), self.slowed(now))
 
-    def prepare(self, problem: GemmProblem, ways: Sequence[Selection]) -> None:
+    def prepare(self, problem: GemmProblem, selections: Sequence[Selection]) -> None:
         self.compiled.append(problem)
-        self.kernels.compile(ways)
+        self.kernels.compile(selections)
 
-    def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
-        return all(map(self.kernels.ready, ways))
+    def ready(self, problem: GemmProblem, selections: Sequence[Selection]) -> bool:
+        return all(map(self.kernels.ready, selections))
 
     def pause(self, seconds: float) -> None:
         self.kernels.pause(seconds)
 
-    def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Kernels:
+    def bench(self, problem: GemmProblem, selections: Sequence[Selection], seed: int) -> Kernels:
         if problem in self.full:
             raise torch.OutOfMemoryError("operands of 9 MiB are too much for 1 MiB of free memory\nand more")
         self.benches.append((problem, seed))
-        self.fields.append(ways)
-        self.kernels.incumbent = ways[0]
+        self.fields.append(selections)
+        self.kernels.incumbent = selections[0]
         return self.kernels
 
     def forget(self, problem: GemmProblem) -> None:

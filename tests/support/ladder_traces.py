@@ -172,20 +172,20 @@ def ring(sizes: tuple[int, int, int] = RING) -> dict[str, Any]:
     config = RUNGS["k11"].configs[0]
     steps: dict[str, list[list[Any]]] = {"load": [], "mma": []}
 
-    def noting(what: str, says: Callable[..., tuple[Any, ...] | None], function: Callable[..., Any]) -> Any:
+    def noting(what: str, describe: Callable[..., tuple[Any, ...] | None], function: Callable[..., Any]) -> Any:
         def call(*given: Any, **by_name: Any) -> Any:
-            told = says(*given, **by_name)
-            if told is not None:
-                steps["load" if here.warps == 1 else "mma"].append([what, *told])
+            described = describe(*given, **by_name)
+            if described is not None:
+                steps["load" if here.warps == 1 else "mma"].append([what, *described])
             return function(*given, **by_name)
 
         return call
 
     with ExitStack() as patches:  # not pytest's: `make explore` needs no pytest
-        for what, (module, name, says) in NOTED.items():
+        for what, (module, name, describe) in NOTED.items():
             *folder, last = name.split(".")
             holder = reduce(getattr, folder, gluon_on_cpu.MODULES[module])
-            patches.enter_context(mock.patch.object(holder, last, noting(what, says, getattr(holder, last))))
+            patches.enter_context(mock.patch.object(holder, last, noting(what, describe, getattr(holder, last))))
         kernel = simulated_k11().warp_specialised_kernel
         kernel.__annotations__ = dict.fromkeys(kernel.__annotations__, "constexpr")  # which they are, and no strings
         generator = torch.Generator().manual_seed(0)

@@ -18,8 +18,8 @@ import torch
 from tests.support import fake_compiler, table_fakes
 from tests.support.table_fakes import HOPPER
 from triton_gemm import tables
-from triton_gemm.learning import block, race, tuner
-from triton_gemm.learning.candidates import Entrant, candidates
+from triton_gemm.learning import block, trial, tuner
+from triton_gemm.learning.candidates import TrialCandidate, candidates
 from triton_gemm.problem import Request
 from triton_gemm.runtime import background, plan, turns
 from triton_gemm.runtime.worker import Question
@@ -63,14 +63,14 @@ class Service:
         patch.setattr(plan, "current_stream", lambda _: self.stream)
         patch.setattr(plan.background, "enabled", lambda: True)
         patch.setattr(tuner, "device_info", lambda _: HOPPER)
-        patch.setattr(race.Race, "_graph", lambda *x: self._graph(*x))
-        patch.setattr(race, "Mark", lambda: SimpleNamespace(set=lambda stream: None, passed=lambda: True))
-        patch.setattr(race, "own_stream", lambda _: 99)
+        patch.setattr(trial.Trial, "_graph", lambda *x: self._graph(*x))
+        patch.setattr(trial, "Mark", lambda: SimpleNamespace(set=lambda stream: None, passed=lambda: True))
+        patch.setattr(trial, "own_stream", lambda _: 99)
         patch.setattr(block, "copy", copy)
         patch.setattr(block, "synchronize", lambda _: None)
         patch.setattr(turns, "launch_graph", self._launch)
-        patch.setattr(race, "launch", self._launch)
-        patch.setattr(race, "relaxed", nullcontext)
+        patch.setattr(trial, "launch", self._launch)
+        patch.setattr(trial, "relaxed", nullcontext)
         patch.setattr(torch.cuda, "mem_get_info", lambda _: (self.gpu_free, 80 << 30))
         patch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
         patch.setattr(turns, "job", turns.Job(-1, launched=-1))
@@ -78,7 +78,7 @@ class Service:
         patch.setattr(turns.driver, "address_of", lambda _: 0)
         patch.setattr(turns.driver, "error_text", lambda _: "invalid argument")
         patch.setattr(torch.cuda, "device", lambda _: nullcontext())
-        patch.setattr(race.nvml, "slowed", lambda _: self.slowed)
+        patch.setattr(trial.nvml, "slowed", lambda _: self.slowed)
         patch.setattr(block, "is_free", lambda *_: self.free)
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=1 << 20))
@@ -95,8 +95,11 @@ class Service:
         self.patch.setattr(turns, "_learner", self.tuner)
         tables.reload()
 
-    def _graph(self, running: race.Race, entrant: Entrant, launches: Any) -> Any:
-        is_first, is_incumbent = entrant.graph is None and len(running.graphs) % 2 == 0, entrant is running.entrants[0]
+    def _graph(self, running: trial.Trial, entrant: TrialCandidate, launches: Any) -> Any:
+        is_first, is_incumbent = (
+            entrant.graph is None and len(running.graphs) % 2 == 0,
+            entrant is running.candidates[0],
+        )
         selection = entrant.plan.selection
         assert entrant.plan.compiled
 
@@ -143,7 +146,7 @@ class Service:
             self.now += 0.001
             found = plan.multiply(*of, Request(**request))
             if number % 10 == 0 and self.tuner.thread is threading.current_thread() and turns._learner is self.tuner:
-                self.tuner.look()  # a forked child has no thread that looks
+                self.tuner.poll()  # a forked child has no thread that looks
             for wanted in self.gpu.compiler.added:
                 if isinstance(wanted, Question):
                     wanted.answer = wanted.function(*wanted.arguments)

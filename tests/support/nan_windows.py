@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tests.support.kernel_forms import SKIPPED, Far, Separate, Size, Way, circumstances, shared, ways
+from tests.support.kernel_forms import SKIPPED, Far, Separate, Size, Variant, circumstances, shared, variants
 from tests.support.kernel_mutants import MUTANTS, ROWS_OF_32_BITS, Mutant
 from tests.support.random_products import VALUES, Memory, Prepared, Problem
 from triton_gemm.compat import INTERPRETED
@@ -64,15 +64,15 @@ class Call:
 def calls(memory: Memory, device: DeviceInfo, problems: dict[str, Problem], offset: int) -> Iterator[Call]:
     most = UNALIGNED if offset else ALIGNED
     placed = {name: replace(problem, offset=offset) for name, problem in problems.items()}
-    for prepared, found in ways(placed, memory, device, most):
-        for way in found:
-            yield planned(way, prepared, memory.device)
+    for prepared, found in variants(placed, memory, device, most):
+        for variant in found:
+            yield planned(variant, prepared, memory.device)
 
 
-def planned(way: Way, prepared: Prepared, device: str) -> Call:
+def planned(variant: Variant, prepared: Prepared, device: str) -> Call:
     problem = prepared.problem
-    plan = way.plan(prepared.request.problem(*prepared.operands), device)
-    return Call(f"{way}, offset {problem.offset}", prepared, plan)
+    plan = variant.plan(prepared.request.problem(*prepared.operands), device)
+    return Call(f"{variant}, offset {problem.offset}", prepared, plan)
 
 
 class ByRung:

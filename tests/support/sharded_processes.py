@@ -344,7 +344,7 @@ def both_parallel(mesh: DeviceMesh, dtype: torch.dtype) -> None:
 CALLS = (activation_after_none, without_gradients, other_dtypes, out, routed, compiled)
 MODELS = (tensor_parallel, tensor_parallel_routed, sequence_parallel, data_parallel)
 GROUPS: dict[str, dict[str, Case]] = {
-    "line": {f"{name} {how}": _product(name, how) for name, (*_, ways) in PRODUCTS.items() for how in ways.split()}
+    "line": {f"{name} {how}": _product(name, how) for name, (*_, cases) in PRODUCTS.items() for how in cases.split()}
     | {f.__name__: f for f in (*CALLS, *MODELS)},
     "grid": {f.__name__: f for f in (products_on_a_grid, both_parallel)},
 }

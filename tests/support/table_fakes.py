@@ -95,10 +95,10 @@ def default_policy() -> Iterator[None]:
         reset()
 
 
-def what_check_ranks_says(number: int, device: DeviceInfo) -> list[str]:
+def messages_of_check_ranks(number: int, device: DeviceInfo) -> list[str]:
     """On one of two ranks, each with a folder of its own: as they begin, after both have stored different entries, and
     after the second took another policy; "" where it does not raise."""
-    problem, told = problem_of(), []
+    problem, messages = problem_of(), []
     for step in ("agree", "tables", "policy"):
         if step == "tables":
             tables.store(problem, another(problem, number + 1), device, us=1.0, default_us=2.0)
@@ -106,10 +106,10 @@ def what_check_ranks_says(number: int, device: DeviceInfo) -> list[str]:
             triton_gemm.set_policy("model")
         try:
             triton_gemm.check_ranks(device=device)
-            told.append("")
+            messages.append("")
         except RuntimeError as error:
-            told.append(str(error))
-    return told
+            messages.append(str(error))
+    return messages
 
 
 def table_in(folder: Path) -> Path:

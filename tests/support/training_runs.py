@@ -28,8 +28,8 @@ def text(length: int) -> torch.Tensor:
     """Characters [length] of made-up words, a few of them frequent: something to learn in 200 steps."""
     draw = random.Random(0)
     words = ["".join(draw.choices(LETTERS, k=draw.randint(2, 6))) for _ in range(WORDS)]
-    said = draw.choices(words, weights=[1 / (1 + i) for i in range(WORDS)], k=length)
-    return torch.tensor([ord(letter) for letter in " ".join(said)[:length]])
+    drawn = draw.choices(words, weights=[1 / (1 + i) for i in range(WORDS)], k=length)
+    return torch.tensor([ord(letter) for letter in " ".join(drawn)[:length]])
 
 
 def reorder(model: Gpt, seed: int) -> None:

@@ -29,7 +29,7 @@ class Wrong:
 
     operands: tuple[Any, Any, Any]
     error: type[Exception]
-    says: str
+    text: str
     config: Any = None
     configs: Any = None
     alpha: Any = 1.0
@@ -108,8 +108,8 @@ def wrong_configs(rung: Rung, device: str) -> dict[str, Wrong]:
         configs["half-a-warpgroup"] = (replace(right, num_warps=2), "num_warps is 2, not a whole number from 4")
         configs["too-few-rows"] = (replace(right, BLOCK_M=64), "8 warps of this kernel want 128 rows")
     found = {
-        name: Wrong((a, b, c), ValueError, f"{rung.name} cannot take.*{says}.*--list", config)
-        for name, (config, says) in configs.items()
+        name: Wrong((a, b, c), ValueError, f"{rung.name} cannot take.*{text}.*--list", config)
+        for name, (config, text) in configs.items()
     }
     found["tuple"] = Wrong((a, b, c), TypeError, "config is of type tuple; pass a triton_gemm", (64, 64, 16))
     return found
@@ -137,7 +137,7 @@ def wrong_lists(rung: Rung, device: str) -> dict[str, Wrong]:
         "list-fields": (meta, TypeError, "configs is of type dict; pass a list"),
         "list-clusters": ([clusters], ValueError, "num_ctas is 2, and rungs run without clusters"),
     }
-    found = {name: Wrong((a, b, c), error, says, configs=configs) for name, (configs, error, says) in lists.items()}
+    found = {name: Wrong((a, b, c), error, text, configs=configs) for name, (configs, error, text) in lists.items()}
     found["one-and-a-list"] = Wrong((a, b, c), ValueError, "config is one.*configs are several", right, [right])
     return found
 
@@ -154,9 +154,9 @@ def wrong_numbers(rung: Rung, device: str) -> dict[str, Wrong]:
         "too-large": (10**400, ValueError, "is a whole number beyond those of a float"),
     }
     return {
-        f"{name}-{kind}": Wrong(tuple(operands), error, f"{rung.name}: {name} {says}", **{name: value})
+        f"{name}-{kind}": Wrong(tuple(operands), error, f"{rung.name}: {name} {text}", **{name: value})
         for name in ("alpha", "beta")
-        for kind, (value, error, says) in values.items()
+        for kind, (value, error, text) in values.items()
     }
 
 
@@ -170,7 +170,7 @@ def cases(rungs: Iterable[Rung], device: str, *, own: bool) -> pytest.MarkDecora
     found: dict[Hashable, list[Any]] = {}
     for rung in rungs:
         for name, wrong in wrong_launches(rung, device).items():
-            key = (rung.id, name) if name in OWN else (name, wrong.says.replace(rung.name, ""))
+            key = (rung.id, name) if name in OWN else (name, wrong.text.replace(rung.name, ""))
             if own or name not in OWN:
                 found.setdefault(key, []).append(pytest.param(rung, wrong, id=f"{rung.id}-{name}"))
     chosen = [those[turn % len(those)] for turn, those in enumerate(found.values())]

@@ -28,14 +28,14 @@ from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, another, chosen, found, problem_of, store, table_in
 from tests.support.threads import at_once
 from triton_gemm import tables
-from triton_gemm.hardware.silicon import Silicon
+from triton_gemm.hardware.gpu_key import GpuKey
 from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.tables import files, records
 from triton_gemm.tables.files import Table
 from triton_gemm.tables.records import Entry
 
-SILICON = Silicon((9, 0), 132, 6016, 700, "a GPU")
+GPU_KEY = GpuKey((9, 0), 132, 6016, 700, "a GPU")
 
 
 # --- Who writes at once ---
@@ -442,7 +442,7 @@ def test_no_file_makes_reading_fail(data: st.DataObject) -> None:
     problem = problem_of()
     algorithm = Algorithm("warp_specialised", another(problem).config, Schedule(132))
     entry = Entry(algorithm, 1.0, 1.0, "", "")
-    file = json.loads(Table(SILICON, entries={problem: entry}).text())
+    file = json.loads(Table(GPU_KEY, entries={problem: entry}).text())
     for _ in range(data.draw(st.integers(1, 3))):
         at: Any = file
         while True:
@@ -465,7 +465,7 @@ def test_no_file_makes_reading_fail(data: st.DataObject) -> None:
 def test_what_is_no_file_is_not_read(folder: Path) -> None:
     """Reading a pipe would wait for ever."""
     folder.mkdir()
-    path = folder / Table(Silicon.of(HOPPER)).name
+    path = folder / Table(GpuKey.of(HOPPER)).name
     os.mkfifo(path)
     assert found(problem_of()) is None and not path.exists() and len(list(folder.glob("*.no-table.1"))) == 1
     path.mkdir()

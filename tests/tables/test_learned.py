@@ -51,7 +51,7 @@ def test_it_is_asked_before_what_was_tuned_and_forgotten_alone(folder: Path) -> 
     assert learn() and tables.clear() == 2 and chosen().source == "model"
 
 
-def test_where_nothing_was_faster_that_is_said(folder: Path) -> None:
+def test_where_nothing_was_faster_the_reason_has_it(folder: Path) -> None:
     incumbent = select(PROBLEM, HOPPER)
     assert learn(selection=incumbent, us=10.0)
     assert chosen().algorithm == incumbent.algorithm and "nothing was faster" in chosen().reason
@@ -81,7 +81,7 @@ def test_what_is_written_late_replaces_nothing_that_was_learned_since(folder: Pa
     assert chosen().algorithm == another(PROBLEM, 3).algorithm
 
 
-def test_who_writes_in_another_process_is_told_the_whole_path(
+def test_who_writes_in_another_process_gets_the_whole_path(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -24,8 +24,8 @@ from triton_gemm import kernels, tables
 from triton_gemm.calibration import kept
 from triton_gemm.hardware import nvml
 from triton_gemm.hardware.device import INTERPRETER
+from triton_gemm.hardware.gpu_key import GpuKey
 from triton_gemm.hardware.gpus import named_device
-from triton_gemm.hardware.silicon import Silicon
 from triton_gemm.kernels import forms
 from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
@@ -38,7 +38,7 @@ from triton_gemm.tables.files import Table
 from triton_gemm.tables.records import Entry
 
 few = settings(max_examples=40, deadline=None)
-SILICON = Silicon((9, 0), 132, 6016, 700, "a GPU")
+GPU_KEY = GpuKey((9, 0), 132, 6016, 700, "a GPU")
 CANNOT = Algorithm("skinny", kernels.named("skinny").Config(16, 16, 64))  # run: it has no such tile
 
 
@@ -48,9 +48,9 @@ CANNOT = Algorithm("skinny", kernels.named("skinny").Config(16, 16, 64))  # run:
 @few
 @given(st.dictionaries(problems(), entries(), max_size=3), st.sampled_from(files.BITS))
 def test_a_table_comes_back(held: dict[GemmProblem, Entry], bits: files.Bits) -> None:
-    table = Table(SILICON, bits=bits, entries=held)
+    table = Table(GPU_KEY, bits=bits, entries=held)
     read = files.parse(table.text().encode())
-    assert read.wrong is None and read.table == table and read.table.silicon.name == SILICON.name
+    assert read.wrong is None and read.table == table and read.table.gpu_key.name == GPU_KEY.name
     assert read.table.text() == table.text()
     assert len(table.text().splitlines()) == 8 + len(held), "a line for each entry"
 
@@ -107,10 +107,10 @@ def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, m
     """After a change of choices, rebuild tables by `python -m perf.tuning --rebuild RECORDS --table FILE`; tests/perf
     compares them with their records."""
     monkeypatch.setattr(forms, "CLUSTERS", True)  # as with the Triton that it was measured on
-    found = files.look(path)
+    found = files.contents_of(path)
     table = found.table
     assert found.wrong is None and table is not None and table.name == path.name
-    (device,) = (gpu for gpu in map(named_device, ("h100", "h200")) if Silicon.of(gpu) == table.silicon)
+    (device,) = (gpu for gpu in map(named_device, ("h100", "h200")) if GpuKey.of(gpu) == table.gpu_key)
     for problem, entry in table.entries.items():
         choice = select(problem, device)
         served = entry.selection(problem, "shipped table")
@@ -128,7 +128,7 @@ def test_entries_of_any_bits_are_for_who_wants_them(folder: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"num_sms": 114}, {"bus_width": 5120}, {"power_limit": 350}, {"capability": (9, 1)}]
 )
-def test_other_silicon_is_not_asked(folder: Path, change: dict[str, Any]) -> None:
+def test_a_table_of_another_gpu_key_serves_nothing(folder: Path, change: dict[str, Any]) -> None:
     store(problem_of())
     assert found(problem_of()) and tables.lookup(problem_of(), replace(HOPPER, name="renamed"))
     assert tables.lookup(problem_of(), replace(HOPPER, **change)) is None
@@ -164,12 +164,12 @@ def test_there_are_no_more_parts_in_turn_than_steps() -> None:
         assert (records.illegal(problem, HOPPER, algorithm) is None) == (parts == steps)
 
 
-def test_where_there_is_no_table_a_look_at_each_folder_is_all(folder: Path, monkeypatch: Any) -> None:
-    looked = noted(monkeypatch, os, "listdir", lambda path: path)
+def test_where_there_is_no_table_each_folder_is_listed_once(folder: Path, monkeypatch: Any) -> None:
+    listed = noted(monkeypatch, os, "listdir", lambda path: path)
     monkeypatch.setattr(nvml, "power_limit", lambda uuid: pytest.fail("NVML was asked"))
     for M in range(1, 20):
         assert found(problem_of(M)) is None
-    assert looked == [folder, tables.queries.SHIPPED]
+    assert listed == [folder, tables.queries.SHIPPED]
 
 
 def test_importing_reads_no_table_and_none_of_its_helpers(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_the_power_limit_is_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "gpu", nvml.gpu.__wrapped__)
     limits = [nvml.power_limit.__wrapped__(uuid) for uuid in ("known", "other", "")]
     assert limits == [700, 0, 0]
-    assert str(Silicon.of(replace(HOPPER, bus_width=6016, power_limit=600))) == "sm_90-132sms-6016bit-600W"
+    assert str(GpuKey.of(replace(HOPPER, bus_width=6016, power_limit=600))) == "sm_90-132sms-6016bit-600W"
 
 
 @pytest.mark.parametrize("kernel", kernels.KERNELS)
@@ -266,8 +266,8 @@ def test_only_the_warp_specialised_kernel_has_sides_that_are_no_powers_of_two(ke
 @pytest.mark.parametrize("kernel", ["warp_specialised", "portable"])
 def test_planes_are_copies_of_both_operands_or_of_none(kernel: str, packed: tuple[str, ...]) -> None:
     problem = replace(problem_of(dtype=torch.float32), precision="bf16x3")
-    ways = (candidate for _, candidate in ranked(problem, HOPPER) if candidate.algorithm.kernel == kernel)
-    legal = next(candidate.algorithm for candidate in ways if select_illegal(problem, HOPPER, candidate) is None)
+    candidates = (candidate for _, candidate in ranked(problem, HOPPER) if candidate.algorithm.kernel == kernel)
+    legal = next(candidate.algorithm for candidate in candidates if select_illegal(problem, HOPPER, candidate) is None)
     fits = set(packed) == set(legal.packed)
     assert (records.illegal(problem, HOPPER, legal._replace(packed=packed)) is None) == fits
     assert fits == (len(packed) == (2 if kernel == "warp_specialised" else 0))
@@ -286,19 +286,19 @@ def test_what_cannot_be_swapped_is_not(what: dict[str, Any]) -> None:
 def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table's silicon does not say all that a model is derived from."""
     here = replace(HOPPER, name="renamed", bandwidth=1e6)
-    assert tables.device_of(Silicon.of(HOPPER)) == HOPPER
+    assert tables.device_of(GpuKey.of(HOPPER)) == HOPPER
     replace_all(monkeypatch, torch.cuda, is_available=lambda: True, device_count=lambda: 2)
     monkeypatch.setattr(
         tables.changes, "device_info", lambda device: here if device.index else replace(here, num_sms=66)
     )
-    assert tables.device_of(Silicon.of(HOPPER)) is here
+    assert tables.device_of(GpuKey.of(HOPPER)) is here
 
 
-def test_a_table_of_other_silicon_can_be_kept_and_is_not_used(folder: Path, tmp_path: Path) -> None:
+def test_a_table_of_another_gpu_key_can_be_kept_and_is_not_used(folder: Path, tmp_path: Path) -> None:
     other = replace(HOPPER, num_sms=78)
     path = tmp_path / "other.json"
     entry = Entry(Algorithm("portable", kernels.named("portable").Config(64, 64, 32)), 1.0, 1.0, "", "")
-    path.write_text(Table(Silicon.of(other), entries={problem_of(): entry}).text())
+    path.write_text(Table(GpuKey.of(other), entries={problem_of(): entry}).text())
     assert tables.import_from(path) == 1 and found(problem_of()) is None
     (report,) = tables.verify(HOPPER)
     assert report.faults == ("it is of sm_90-78sms-0bit-0W",), "and not of another Triton"
@@ -352,12 +352,12 @@ def test_nothing_takes_no_time(name: str, us: float, folder: Path) -> None:
     document = json.loads(path.read_text())
     document["entries"][0][name] = us
     path.write_text(json.dumps(document))
-    assert "it takes" in str(files.look(path).wrong)
+    assert "it takes" in str(files.contents_of(path).wrong)
     with pytest.raises(ValueError, match=r"it takes|must be a positive number"):
         store(problem_of(64), **{name: us})
     document["entries"][0][name] = records.LEAST_US
     path.write_text(json.dumps(document))
-    assert files.look(path).wrong is None
+    assert files.contents_of(path).wrong is None
 
 
 def test_nothing_is_stored_that_cannot_be_read_again(folder: Path) -> None:
@@ -369,7 +369,7 @@ def test_nothing_is_stored_that_cannot_be_read_again(folder: Path) -> None:
 
 def test_an_entry_says_which_choice_of_the_models_was_timed(folder: Path) -> None:
     store(problem_of())
-    (entry,) = files.look(table_in(folder)).table.entries.values()
+    (entry,) = files.contents_of(table_in(folder)).table.entries.values()
     assert entry.default == records.named(select(problem_of(), HOPPER))
     older = {name: value for name, value in records.plain(entry).items() if name != "default"}
     assert records.read_entry(older) == replace(entry, default="")
@@ -381,7 +381,7 @@ def test_a_kernels_name_is_the_same_from_a_kit_and_compiled() -> None:
     assert records.named(used) == records.named(choice)
 
 
-def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_what_cannot_be_written_raises_and_leaves_nothing(tmp_path: Path) -> None:
     for write in (files.write, files.write_for_user):
         with pytest.raises(FileNotFoundError) as caught:
             write(tmp_path / "gone" / "table.json", "{}")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.table_fakes import HOPPER, another, chosen, entries, found, problem_of, problems, store, table_in
-from tests.tables.test_tables import CANNOT, SILICON, few
+from tests.tables.test_tables import CANNOT, GPU_KEY, few
 from triton_gemm import tables
 from triton_gemm.problem import GemmProblem
 from triton_gemm.tables import files
@@ -27,7 +27,7 @@ def test_merging_in_any_order_gives_the_same(held: list[dict[GemmProblem, Entry]
     held.append({problem: replace(entry, us=1.0) for problem, entry in held[0].items()})
     turned = {problem: x.algorithm._replace(swap_ab=not x.algorithm.swap_ab) for problem, x in held[0].items()}
     held.append({problem: replace(x, us=1.0, algorithm=turned[problem]) for problem, x in held[0].items()})
-    given_ = [Table(replace(SILICON, name=str(i)), entries=x) for i, x in enumerate(held)]
+    given_ = [Table(replace(GPU_KEY, name=str(i)), entries=x) for i, x in enumerate(held)]
     merged = files.merge(given_)
     shuffled = chance.sample(given_, len(given_))
     assert files.merge([files.merge(shuffled[:2]), *shuffled[1:]]).text() == merged.text()
@@ -37,9 +37,9 @@ def test_merging_in_any_order_gives_the_same(held: list[dict[GemmProblem, Entry]
 
 
 def test_tables_of_several_kinds_are_not_merged() -> None:
-    for other in (Table(replace(SILICON, power_limit=350)), Table(SILICON, "3.6"), Table(SILICON, bits="any")):
+    for other in (Table(replace(GPU_KEY, power_limit=350)), Table(GPU_KEY, "3.6"), Table(GPU_KEY, bits="any")):
         with pytest.raises(ValueError, match="of one kind"):
-            files.merge([Table(SILICON), other])
+            files.merge([Table(GPU_KEY), other])
 
 
 def test_tables_travel(folder: Path, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_of_a_table_of_another_triton_the_faster_entry_is_kept(fault: str, folde
     tables.import_from(fast), tables.import_from(slow)
     for order in ([fast, slow], [slow, fast]):
         assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
-        (entry,) = files.look(out).table.entries.values()
+        (entry,) = files.contents_of(out).table.entries.values()
         assert entry.us == 1.0
 
 

@@ -95,8 +95,8 @@ def lost(M: int) -> float:
     """The predicted time of the entry's algorithm for M rows, by that of the model's choice."""
     problem = problem_of(M, N, K)
     algorithm = dealt_out_for(problem, another(problem_of(MOST, N, K)).algorithm, HOPPER)
-    ways = algorithm, select(problem, HOPPER).algorithm
-    own, choice = (predicted(problem, Candidate(given(problem, x), x), model_of(HOPPER)) for x in ways)
+    algorithms = algorithm, select(problem, HOPPER).algorithm
+    own, choice = (predicted(problem, Candidate(given(problem, x), x), model_of(HOPPER)) for x in algorithms)
     return own / choice
 
 
@@ -104,9 +104,9 @@ def lost(M: int) -> float:
 @drawn(st.integers(1, 3000), st.integers(1, 3000))
 def test_k_is_cut_alike_for_other_rows(M: int, other: int) -> None:
     """So that no bit depends on which number of rows was measured, where both are cut into as many parts."""
-    problem, asked = problem_of(M, 1536, 7168), problem_of(other, 1536, 7168)
+    problem, requested = problem_of(M, 1536, 7168), problem_of(other, 1536, 7168)
     algorithm = select(problem, HOPPER).algorithm
-    found = dealt_out_for(asked, algorithm, HOPPER)
+    found = dealt_out_for(requested, algorithm, HOPPER)
     if found is not None and not isinstance(found.work, int):
         assert (found.work.split_k, found.work.reduction) == (algorithm.work.split_k, algorithm.work.reduction)
 
@@ -120,7 +120,7 @@ def test_only_rows_of_single_row_major_matrices_are_of_a_weight() -> None:
 
 def test_files_hold_ranges_and_older_ones_none(folder: Path) -> None:
     store()
-    table = Table(tables.Silicon.of(HOPPER))
+    table = Table(tables.GpuKey.of(HOPPER))
     text = (folder / table.name).read_text()
     assert '"least_rows": 385' in text
     read = files.parse(text.encode()).table

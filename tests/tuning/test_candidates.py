@@ -51,23 +51,23 @@ def test_the_models_choice_comes_first_and_all_can_be_stored(name: str, device: 
     choice = select(problem, device)
     for bits in ("same", "any"):
         found = of(problem, device, bits=bits)
-        assert found[0] == choice and len({replace(way, reason="", source="") for way in found}) == len(found)
+        assert found[0] == choice and len({replace(one, reason="", source="") for one in found}) == len(found)
         assert len(found) <= offered.KEEP + offered.LEAST * len(kernels.KERNELS)
-        for way in found:
-            assert records.illegal(problem, device, way.algorithm) is None
-            plain = records.plain(records.Entry(way.algorithm, 1.0, 2.0, "2026-01-01", "x"))
-            assert records.read_entry(plain).algorithm == way.algorithm
-        classes = {bit_class(problem, way) for way in found}
+        for one in found:
+            assert records.illegal(problem, device, one.algorithm) is None
+            plain = records.plain(records.Entry(one.algorithm, 1.0, 2.0, "2026-01-01", "x"))
+            assert records.read_entry(plain).algorithm == one.algorithm
+        classes = {bit_class(problem, one) for one in found}
         assert bits == "any" or classes == {bit_class(problem, choice)}
 
 
 def test_they_come_in_the_models_order() -> None:
     problem = PROBLEMS["middle"]
     order = [candidate.algorithm for _, candidate in ranked(problem, HOPPER)]
-    found = [way.algorithm for way in of(problem, bits="any")]
-    places = [order.index(way) for way in found]
+    found = [one.algorithm for one in of(problem, bits="any")]
+    places = [order.index(algorithm) for algorithm in found]
     assert places == sorted(places) and {name for name, *_ in found} == {"warp_specialised", "portable"}
-    configs = [way[:2] + way[3:] for way in found]
+    configs = [algorithm[:2] + algorithm[3:] for algorithm in found]
     assert max(configs.count(config) for config in configs) <= offered.MOST
 
 
@@ -78,8 +78,8 @@ def test_a_users_configuration_is_left_out_where_a_kernel_has_no_such_tile(rows:
     problem = replace(problem_of(rows, 6144, 4096), b=Layout((0, 1, 4096)))
     assert ("skinny", kernels.skinny.Config(128, 64, 64, 4, 3)) in kernels_of(own)
     found = of(problem, bits="any", configs=[own])
-    assert all(launches_on(HOPPER, problem, way) for way in found)
-    assert {"portable"} <= {way.kernel for way in found if way.config.num_stages == 3}
+    assert all(launches_on(HOPPER, problem, one) for one in found)
+    assert {"portable"} <= {one.kernel for one in found if one.config.num_stages == 3}
     assert offered.refused(problem, HOPPER, found, "any", [own]) == [], "one kernel has it"
 
 
@@ -94,7 +94,7 @@ def test_a_users_cluster_that_is_larger_than_the_gpu_is_left_out(form: tuple[int
     assert offered.refused(problem, HOPPER, [], "any", [own]) == [(str(own), f"warp_specialised: {why}")]
 
 
-def test_it_is_said_why_a_users_configuration_is_no_candidate() -> None:
+def test_a_message_says_why_a_users_configuration_is_no_candidate() -> None:
     problem = PROBLEMS["middle"]
     portable = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 4}
     large = kernels.portable.Config(4096, 4096, 4096, 4, 3)
@@ -104,7 +104,7 @@ def test_it_is_said_why_a_users_configuration_is_no_candidate() -> None:
     (first, why), (second, other) = offered.refused(problem, HOPPER, found, "same", configs)
     assert (first, second) == (str(large), str(few))
     assert why.startswith("portable: ") and "rows nor columns" in other
-    split = next(way for way in of(problem, bits="any") if bit_class(problem, way) != bit_class(problem, found[0]))
+    split = next(one for one in of(problem, bits="any") if bit_class(problem, one) != bit_class(problem, found[0]))
     ((_, bits),) = offered.refused(problem, HOPPER, [], "same", [split.config])
     assert "its bits are not those of the model's choice" in bits
 
@@ -118,18 +118,18 @@ def test_users_configurations_join() -> None:
     found = of(problem, bits="any", configs=[own])
     assert found[1].config == portable and found[0] == select(problem, HOPPER)
     same = of(problem, configs=[own])
-    assert {bit_class(problem, way) for way in same} == {bit_class(problem, found[0])}
-    assert sum(way.config == portable for way in same) == 1, "split K gives other bits"
+    assert {bit_class(problem, one) for one in same} == {bit_class(problem, found[0])}
+    assert sum(one.config == portable for one in same) == 1, "split K gives other bits"
     # For every kernel that has its parameters, each with work as that kernel deals it out.
     plain = triton.Config(figures, num_warps=4, num_stages=4)
-    ways = {way.kernel: way for way in reversed(of(problem, bits="any", configs=[plain])) if way.config.BLOCK_K == 64}
-    assert isinstance(ways["warp_specialised"].work, Schedule) and isinstance(ways["portable"].work, int)
+    first = {one.kernel: one for one in reversed(of(problem, bits="any", configs=[plain])) if one.config.BLOCK_K == 64}
+    assert isinstance(first["warp_specialised"].work, Schedule) and isinstance(first["portable"].work, int)
     count = -(-problem.M // 64) * -(-problem.N // 64)
-    assert ways["warp_specialised"].work.programs == min(count, HOPPER.num_sms)
+    assert first["warp_specialised"].work.programs == min(count, HOPPER.num_sms)
     # A kernel's own, which it does not offer by itself.
     clustered = kernels.warp_specialised.Config(128, 128, 64, 8, 6, CLUSTER_M=2)
     with forms.of_kits():
-        assert any(way.config == clustered for way in of(problem, configs=[clustered]))
+        assert any(one.config == clustered for one in of(problem, configs=[clustered]))
 
 
 @pytest.mark.parametrize(
@@ -160,25 +160,25 @@ def test_what_no_gpu_could_run_is_left_out() -> None:
                 of(problem, configs=[kind(*figures)])
         for figures in ((64, 64, 64, 4, 999), (4096, 4096, 4096, 4, 3)):
             found = of(problem, bits="any", configs=[kind(*figures)])
-            assert not any(way.config == kind(*figures) for way in found)
+            assert not any(one.config == kind(*figures) for one in found)
     # One stage is enough for a kernel that has no ring.
     found = of(
         problem, bits="any", configs=[triton.Config({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, num_stages=1)]
     )
-    assert {way.kernel for way in found if way.config.num_stages == 1} == {"portable"}
+    assert {one.kernel for one in found if one.config.num_stages == 1} == {"portable"}
 
 
 @pytest.mark.parametrize(("name", "offered"), [("b200", True), ("rtx5090", True), ("h100", False)])
 def test_tma_of_portable_is_tuned_on_blackwell_and_never_the_models_choice(name: str, offered: bool) -> None:
     device = named_device(name)
     for problem, bits in ((PROBLEMS["large"], "same"), (PROBLEMS["middle"], "any"), (PROBLEMS["odd"], "any")):
-        ways = [way for _, way in ranked(problem, device) if way.algorithm.kernel == "portable"]
-        assert not any(isinstance(way.algorithm.work, Schedule) for way in ways)
-        found = [way for way in of(problem, device, bits=bits) if " TMA" in str(replace(way, reason=""))]
+        listed = [one for _, one in ranked(problem, device) if one.algorithm.kernel == "portable"]
+        assert not any(isinstance(one.algorithm.work, Schedule) for one in listed)
+        found = [one for one in of(problem, device, bits=bits) if " TMA" in str(replace(one, reason=""))]
         assert bool(found) == (offered and problem != PROBLEMS["odd"])
-        for way in found:
-            entry = records.Entry(way.algorithm, 1.0, 2.0, "2026-01-01", "x")
-            assert records.read_entry(records.plain(entry)) == entry and launches_on(device, problem, way)
+        for one in found:
+            entry = records.Entry(one.algorithm, 1.0, 2.0, "2026-01-01", "x")
+            assert records.read_entry(records.plain(entry)) == entry and launches_on(device, problem, one)
 
 
 # --- What is shown ---
@@ -193,8 +193,8 @@ def test_a_step_is_one_line() -> None:
 
 def test_without_a_terminal_there_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture, capsys: Any) -> None:
     report = ShapeReport(PROBLEMS["middle"], 1, "refused", why="the GPU is too hot")
-    with caplog.at_level(logging.INFO, "triton_gemm.tuning"), shown.shown(None, shown.step_text) as (said, ended):
-        assert said is None
+    with caplog.at_level(logging.INFO, "triton_gemm.tuning"), shown.shown(None, shown.step_text) as (progress, ended):
+        assert progress is None
         ended(report)
     assert caplog.messages == ["512x1024x2048 bfloat16: refused: the GPU is too hot"]
     assert capsys.readouterr() == ("", "")
@@ -202,14 +202,14 @@ def test_without_a_terminal_there_is_a_line_in_the_log(caplog: pytest.LogCapture
 
 def test_a_terminal_shows_progress(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with shown.shown(None, shown.step_text) as (said, ended):
-        said(STEP)
+    with shown.shown(None, shown.step_text) as (progress, ended):
+        progress(STEP)
         ended(ShapeReport(PROBLEMS["middle"], 1, "no time"))
     assert "512x1024x2048 bfloat16: no time" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with shown.shown(None, shown.step_text) as (said, _):
-        assert said is None
-    own = SimpleNamespace(told=[])
-    with shown.shown(own.told.append, shown.step_text) as (said, _):
-        said(STEP)
-    assert own.told == [STEP]
+    with shown.shown(None, shown.step_text) as (progress, _):
+        assert progress is None
+    own = SimpleNamespace(messages=[])
+    with shown.shown(own.messages.append, shown.step_text) as (progress, _):
+        progress(STEP)
+    assert own.messages == [STEP]

@@ -27,14 +27,14 @@ from triton_gemm.runtime import background
 from triton_gemm.tuning import gpu, recording, timing
 from triton_gemm.tuning.comparison import MOST_ROUNDS, PRECISE, Comparing
 from triton_gemm.tuning.gpu import TORCH
-from triton_gemm.tuning.race import FailedError
 from triton_gemm.tuning.report import COLUMNS, Comparison, ProductComparison
 from triton_gemm.tuning.session import against_torch
 from triton_gemm.tuning.timing import DeviceLostError
+from triton_gemm.tuning.trials import FailedError
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 SMALL, LARGE = problem_of(64, 4096, 4096), problem_of(4096, 4096, 4096)
-Lab = partial(FakeLab, lambda way: 1.2 if way == TORCH else 1.0, has_torch=True)
+Lab = partial(FakeLab, lambda one: 1.2 if one == TORCH else 1.0, has_torch=True)
 
 
 def compared(lab: Any, calls: Any, budget: float = 60.0, recorded: bool = False) -> Comparison:
@@ -61,23 +61,23 @@ def test_the_ratio_is_known_within_its_noise() -> None:
 def test_its_rounds_are_bounded_by_time() -> None:
     """Of what takes long at least a few are taken, whatever the budget."""
     lab = Lab(noise=0.2)
-    lab.kernels.round_s = lambda ways: 10.0
+    lab.kernels.round_s = lambda candidates: 10.0
     lab.kernels.pause(1.0)
     time = lab.kernels.time
 
-    def slowly(ways: Any, rounds: int) -> Any:
+    def slowly(candidates: Any, rounds: int) -> Any:
         lab.kernels.clock += 10 * rounds
-        return time(ways, rounds)
+        return time(candidates, rounds)
 
     lab.kernels.time = slowly
     found = compared(lab, {SMALL: 2, LARGE: 1}, budget=20.0)
     assert [(one.outcome, one.rounds) for one in found.products] == [("measured", 5), ("no time", 0)]
 
 
-def test_what_cannot_be_measured_is_told_and_others_are_measured() -> None:
+def test_what_cannot_be_measured_is_reported_and_others_are_measured() -> None:
     planes = replace(SMALL, dtype=torch.float32, out_dtype=torch.float32, precision="bf16x3")
     full, broken, empty = replace(SMALL, N=64), replace(SMALL, N=128), replace(SMALL, M=0)
-    lab = Lab(broken=lambda way: "torch: it has no kernel" if way == TORCH and lab.benches[-1][0] == broken else None)
+    lab = Lab(broken=lambda one: "torch: it has no kernel" if one == TORCH and lab.benches[-1][0] == broken else None)
     lab.full = (full,)
     report = compared(lab, {problem: 1 for problem in (planes, full, broken, empty, SMALL)})
     assert [(one.outcome, one.why) for one in report.products] == [
@@ -98,7 +98,7 @@ def test_what_cannot_be_measured_is_told_and_others_are_measured() -> None:
     assert report.products[0].as_dict()["ratio"] is None
 
 
-def test_a_policy_that_allows_nothing_else_is_told() -> None:
+def test_a_policy_that_allows_nothing_else_is_named() -> None:
     with triton_gemm.policy("error"):
         (one,) = compared(Lab(), {SMALL: 1}).products
     assert one.outcome == "failed" and 'the policy is "error"' in one.why
@@ -119,10 +119,10 @@ def test_what_costs_the_gpu_ends_it_with_what_was_found() -> None:
     lab, seen = Lab(), []
     prepare = lab.kernels.prepare
 
-    def lost(way: Any) -> float:
+    def lost(one: Any) -> float:
         if lab.benches[-1][0] == SMALL:
             raise DeviceLostError("the GPU cannot be used any more")
-        return prepare(way)
+        return prepare(one)
 
     lab.kernels.prepare = lost
     with pytest.raises(DeviceLostError):
@@ -130,7 +130,7 @@ def test_what_costs_the_gpu_ends_it_with_what_was_found() -> None:
     assert len(seen) == 1 and seen[0].products[0].measured
 
 
-def test_it_is_said_in_a_table() -> None:
+def test_it_is_printed_as_a_table() -> None:
     one = ProductComparison(SMALL, "measured", "", 3, 12.345, 10.0, 1.2345, 0.004, 1e-3, 2e-3, 24, "a kernel")
     other = ProductComparison(LARGE, "no time")
     report = Comparison("a GPU", True, (one, other), 7.0)

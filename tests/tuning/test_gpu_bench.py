@@ -34,8 +34,8 @@ from triton_gemm.suites.shapes import Shape
 from triton_gemm.tuning import gpu, operands, timing, truth
 from triton_gemm.tuning.gpu import Gpu
 from triton_gemm.tuning.journal import Journal
-from triton_gemm.tuning.race import FailedError
 from triton_gemm.tuning.timing import DeviceLostError
+from triton_gemm.tuning.trials import FailedError
 
 BF16 = torch.bfloat16
 pytestmark = pytest.mark.usefixtures("no_gpu")
@@ -67,18 +67,18 @@ def test_candidates_are_compiled_checked_and_timed_in_turns(tmp_path: Path) -> N
     ],
 )
 def test_what_is_wrong_is_not_timed_and_not_tried_again(wrong: str, bits: str, why: str | None, tmp_path: Path) -> None:
-    way = others(small())[0]
-    FakePlan.wrong = {way: wrong}
+    selection = others(small())[0]
+    FakePlan.wrong = {selection: wrong}
     bench, _ = bench_of(small(), tmp_path, bits)
     if why is None:
-        bench.prepare(way)
-        assert way in bench.starts
+        bench.prepare(selection)
+        assert selection in bench.starts
         return
     with pytest.raises(FailedError, match=why):
-        bench.prepare(way)
-    assert way not in bench.starts
+        bench.prepare(selection)
+    assert selection not in bench.starts
     again = Journal(tmp_path / "x.tuning.jsonl", "1")
-    assert why in str(again.failure(small(), way))
+    assert why in str(again.failure(small(), selection))
 
 
 def test_a_wrong_incumbent_is_not_blamed_on_anyone(tmp_path: Path) -> None:
@@ -92,24 +92,24 @@ def test_what_hangs_is_noted_and_ends_the_tuning(tmp_path: Path, monkeypatch: py
     bench, _ = bench_of(small(), tmp_path)
     monkeypatch.setattr(gpu, "LIMIT_S", 0.05)
     monkeypatch.setattr(Event, "hangs", True)
-    way = others(small())[0]
+    selection = others(small())[0]
     with pytest.raises(DeviceLostError, match=r"runs for more than 0.05 s.*resume=True"):
-        bench.prepare(way)
-    assert "runs for more than" in str(Journal(tmp_path / "x.tuning.jsonl", "1").failure(small(), way))
+        bench.prepare(selection)
+    assert "runs for more than" in str(Journal(tmp_path / "x.tuning.jsonl", "1").failure(small(), selection))
 
 
 def test_what_takes_a_while_is_waited_for(tmp_path: Path) -> None:
     bench, choice = bench_of(small(), tmp_path)
-    asked = iter([False, False, False, True])
-    bench._wait([(choice, SimpleNamespace(query=lambda: next(asked)))], 30.0)
-    assert list(asked) == []
+    answers = iter([False, False, False, True])
+    bench._wait([(choice, SimpleNamespace(query=lambda: next(answers)))], 30.0)
+    assert list(answers) == []
 
 
 def test_the_time_of_a_round_is_that_of_its_candidates(tmp_path: Path) -> None:
     bench, choice = bench_of(small(), tmp_path)
-    way = others(small())[0]
-    bench.round_ms = {choice: 2.0, way: 3.0}
-    assert bench.round_s([choice, way, way]) == 0.008
+    selection = others(small())[0]
+    bench.round_ms = {choice: 2.0, selection: 3.0}
+    assert bench.round_s([choice, selection, selection]) == 0.008
 
 
 def test_what_hangs_later_is_noted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_eager_calls_are_timed_when_nothing_is_compiled_any_more(tmp_path: Path,
     assert len(bench.sets) == timing.MAX_SETS
     while not bench.ready(others(small())[0]):
         bench.pause(0.01)
-    assert all(bench.gpu.compiler.done((small(), way)) for way in others(small()))
+    assert all(bench.gpu.compiler.done((small(), selection)) for selection in others(small()))
     bench.prepare(others(small())[0])
     times = bench.time([choice, others(small())[0]], 3)
     assert all(0 < time < 1000 for row in times for time in row)
@@ -193,7 +193,7 @@ def test_rounding_is_no_mistake_and_a_lost_tile_is(tmp_path: Path) -> None:
     assert gpu.tolerance(as_tf32) < 0.01
 
 
-def test_the_reference_product_is_looked_at_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_product_is_probed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Gpu(CPU, Journal(None, "1"), "same", "graph")
     monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
     replace_all(monkeypatch, nvml, sm_clock=lambda uuid: 1980, slowed=lambda uuid: ("too hot",))
@@ -208,7 +208,7 @@ def test_the_reference_product_is_looked_at_under_load(tmp_path: Path, monkeypat
     monkeypatch.setattr(gpu, "operands", noting)
     lab.prepare(small(), [])
     assert len(made) == 3, "the reference product is made in the first product's own time"
-    found = lab.look()
+    found = lab.conditions()
     gc.collect()
     assert len(made) == 3 and all(x() is not None for x in made), "a graph does not keep what it reads and writes"
     assert (found.ms, found.mhz, found.slowed) == (1.0, 1980, ("too hot",))
@@ -274,16 +274,16 @@ def test_what_a_finished_race_has_not_timed_is_not_compiled(tmp_path: Path) -> N
     lab = Gpu(CPU, Journal(tmp_path / "x.tuning.jsonl", "1"), "same", "graph")
     lab.compiler.close()
     lab.compiler = Compiler(compile, threads=1)
-    ways, other = others(small())[:3], small(bias="n")
-    lab.prepare(small(), ways)
+    selections, other = others(small())[:3], small(bias="n")
+    lab.prepare(small(), selections)
     lab.prepare(other, [select(other, HOPPER)])
     assert taken.wait(10)
     lab.forget(small())
-    assert [key for key in lab.plans if key[0] == small()] == [(small(), ways[0])]
+    assert [key for key in lab.plans if key[0] == small()] == [(small(), selections[0])]
     go_on.set()
     while not lab.compiler.done((other, select(other, HOPPER))):
         lab.compiler.pause(0.01)
-    assert not any(lab.compiler.done((small(), way)) for way in ways[1:])
+    assert not any(lab.compiler.done((small(), selection)) for selection in selections[1:])
     lab.compiler.close()
 
 
@@ -379,8 +379,8 @@ def test_a_whole_calibration(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyP
     assert report.timed > 3 * report.shapes and not report.failed and report.device == HOPPER.name
     kept = device_model.model_of(HOPPER)
     assert (report.path is None) == (kept is device_model.model_without_calibration(HOPPER))
-    way = next(iter(probes.probes(HOPPER)[0].ways))
-    FakePlan.wrong = {way: "raises"}
+    selection = next(iter(probes.probes(HOPPER)[0].candidates))
+    FakePlan.wrong = {selection: "raises"}
     report = triton_gemm.calibrate(60, keep=False)
     assert any("cannot be launched" in why for _, why in report.failed) and report.path is None
     calibration.clear()
@@ -389,40 +389,40 @@ def test_a_whole_calibration(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyP
 def test_the_policy_tune_tunes_by_itself(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for a problem; what won is served, and the model's choice where nothing did."""
     policies.set_tuner(tuning._choose)
-    asked = noted(monkeypatch, tuning, "tune", lambda shapes, bits, budget, **_: (shapes, bits, budget))
+    requested = noted(monkeypatch, tuning, "tune", lambda shapes, bits, budget, **_: (shapes, bits, budget))
     with triton_gemm.policy("tune", bits="any"):
         first = policies.choose(small(), HOPPER, may_tune=True)
         assert policies.choose(small(), HOPPER, may_tune=True) == first
-    assert asked == [([small()], "any", tuning.BUDGET_OF_A_CALL)]
+    assert requested == [([small()], "any", tuning.BUDGET_OF_A_CALL)]
     choice = select(small(), HOPPER)
     assert (first.kernel, first.config, first.source) == (choice.kernel, choice.config, "tuner")
     with triton_gemm.policy("tune"):
         assert policies.choose(small(), HOPPER).source == "model", "nothing runs yet"
         policies.choose(small(), HOPPER, may_tune=True)
-    assert [bits for _, bits, _ in asked] == ["any", "same"]
+    assert [bits for _, bits, _ in requested] == ["any", "same"]
     # Another process knows that it stays.
     tuning._chosen.cache_clear()
     with triton_gemm.policy("tune"):
         policies.choose(small(), HOPPER, may_tune=True)
-    assert len(asked) == 2
+    assert len(requested) == 2
     # What is cleared is forgotten in this process, too.
     tables.clear()
     with triton_gemm.policy("tune"):
         policies.choose(small(), HOPPER, may_tune=True)
         policies.choose(small(), HOPPER, may_tune=True)
-    assert len(asked) == 3
+    assert len(requested) == 3
 
 
 def test_under_batch_invariance_its_class_is_kept(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's choice for one row is of another class than that of any number of rows."""
     policies.set_tuner(tuning._choose)
-    asked: list[Any] = []
-    monkeypatch.setattr(tuning, "_chosen", lambda problem, *_: asked.append(problem) or select(problem, HOPPER))
+    requested: list[Any] = []
+    monkeypatch.setattr(tuning, "_chosen", lambda problem, *_: requested.append(problem) or select(problem, HOPPER))
     few, many = table_fakes.problem_of(1, 4096, 4096), table_fakes.problem_of(4096, 4096, 4096)
     with triton_gemm.policy("tune"), triton_gemm.batch_invariant():
         found = [policies.choose(problem, HOPPER, may_tune=True) for problem in (few, many)]
     assert bit_class(few, found[0]) == bit_class(many, found[1]) != bit_class(few, select(few, HOPPER))
-    assert asked == [many]
+    assert requested == [many]
 
 
 def test_importing_sets_the_tuner_and_imports_nothing_for_it() -> None:

@@ -93,8 +93,8 @@ def test_truth_knows_gates(groups: int | None) -> None:
 @pytest.mark.parametrize("case", LACKS)
 def test_what_torch_lacks_has_a_reason(case: str) -> None:
     changes, why = LACKS[case]
-    product, said = torchs_product(small(**changes))
-    assert product is None and why in said
+    product, message = torchs_product(small(**changes))
+    assert product is None and why in message
 
 
 @pytest.mark.parametrize("scales", ["tensor", "rows", "blocks"])
@@ -126,13 +126,13 @@ def test_some_rows_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_precision_of_the_result_is_torchs_out_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which only CUDA has."""
-    asked: list[Any] = []
-    monkeypatch.setattr(torch, "mm", lambda a, b, **how: asked.append(how))
+    calls: list[Any] = []
+    monkeypatch.setattr(torch, "mm", lambda a, b, **how: calls.append(how))
     problem = small(out_dtype=torch.float32)
     (of,) = operands(problem, 1, CPU)
     product, _ = torchs_product(problem)
     assert product is not None and product(*of) is of[2]
-    assert asked == [{"out": of[2], "out_dtype": torch.float32}]
+    assert calls == [{"out": of[2], "out_dtype": torch.float32}]
 
 
 def test_fp32_is_multiplied_as_the_problem_says(monkeypatch: pytest.MonkeyPatch) -> None:

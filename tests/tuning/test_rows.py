@@ -72,8 +72,8 @@ def test_winners_are_stored_with_their_ranges_and_serve(tmp_path: Path, monkeypa
     fewest = {problem: least for problem, (_, least) in ranges.items()}
     seen: list[GemmProblem] = []
 
-    def true(way: Selection) -> float:
-        return 1.2 if way.source == "model" else 1.0
+    def true(selection: Selection) -> float:
+        return 1.2 if selection.source == "model" else 1.0
 
     lab = FakeLab(true)
     wishes = Wishes(120.0, fewest_rows=fewest)
@@ -89,9 +89,9 @@ def test_winners_are_stored_with_their_ranges_and_serve(tmp_path: Path, monkeypa
     assert "numbers of rows" in str(replace(report, served=share)) and report.as_dict()["served"] is None
 
 
-def test_what_would_be_timed_is_said_without_a_gpu() -> None:
+def test_what_would_be_timed_is_reported_without_a_gpu() -> None:
     found = tuning.planned([WEIGHT], HOPPER, rows=range(1, 257))
     assert [x.M for x in found] == list(rows.grid(range(1, 257)))
-    assert all(ways[0].algorithm == select(problem, HOPPER).algorithm for problem, ways in found.items())
-    (ways,) = tuning.planned([(512, 1024, 2048)], HOPPER).values()
-    assert len(ways) > rows.FEW
+    assert all(selections[0].algorithm == select(problem, HOPPER).algorithm for problem, selections in found.items())
+    (selections,) = tuning.planned([(512, 1024, 2048)], HOPPER).values()
+    assert len(selections) > rows.FEW

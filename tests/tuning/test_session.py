@@ -30,11 +30,11 @@ from triton_gemm.tuning.session import Session, Wishes
 SMALL, LARGE = problem_of(64, 4096, 4096), problem_of(4096, 4096, 4096)
 
 
-def chance(way: Any) -> float:
+def chance(selection: Any) -> float:
     """Milliseconds from 1 to 1.5, that look like chance, and the model's choice's 1.2."""
-    if way.source == "model":
+    if selection.source == "model":
         return 1.2
-    named = str(replace(way, reason="", source="tuner"))
+    named = str(replace(selection, reason="", source="tuner"))
     return 1.0 + 0.5 * (zlib.crc32(named.encode()) % 1000) / 1000
 
 
@@ -65,7 +65,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 # --- What is said ---
 
 
-def test_reports_are_said_in_words() -> None:
+def test_reports_are_written_in_words() -> None:
     choice = select(SMALL, HOPPER)
     again = (Again(True, 0.0), Again(False, 0.01), Again(False, -0.011), Again(False, 0.02))
     won = ShapeReport(SMALL, 5, "tuned", choice, choice, 6.0, 4.0, 3.0, 0.015, 9, 7, again=again)
@@ -111,10 +111,10 @@ def test_bits_stay_the_same_unless_others_are_asked_for(folder: Path) -> None:
     choice = select(SMALL, HOPPER)
     same = candidates(SMALL, HOPPER, choice, "same")
     every = candidates(SMALL, HOPPER, choice, "any")
-    assert {bit_class(SMALL, way) for way in same} == {bit_class(SMALL, choice)} and len(same) > 3
-    assert len({bit_class(SMALL, way) for way in every}) > 1
-    split = next(way for way in every if bit_class(SMALL, way) != bit_class(SMALL, choice))
-    lab = FakeLab(lambda way: 0.5 if way == split else chance(way))
+    assert {bit_class(SMALL, selection) for selection in same} == {bit_class(SMALL, choice)} and len(same) > 3
+    assert len({bit_class(SMALL, selection) for selection in every}) > 1
+    split = next(selection for selection in every if bit_class(SMALL, selection) != bit_class(SMALL, choice))
+    lab = FakeLab(lambda selection: 0.5 if selection == split else chance(selection))
     (shape,) = tuned(folder, lab=lab).shapes
     assert shape.selection is not None and bit_class(SMALL, shape.selection) == bit_class(SMALL, choice)
     (shape,) = tuned(folder, lab=FakeLab(lab.kernels.true), bits="any").shapes
@@ -123,14 +123,14 @@ def test_bits_stay_the_same_unless_others_are_asked_for(folder: Path) -> None:
 
 
 def test_a_winner_within_noise_is_not_stored(folder: Path) -> None:
-    report = tuned(folder, lab=FakeLab(lambda way: 1.0 if way.source == "model" else 0.998))
+    report = tuned(folder, lab=FakeLab(lambda selection: 1.0 if selection.source == "model" else 0.998))
     assert report.shapes[0].outcome == "stays" and not report.shapes[0].stored
     assert tables.lookup(SMALL, HOPPER) is None
     assert report.regret_before == report.regret_after
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_what_cannot_be_stored_is_told(known: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_stored_is_reported(known: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A winner, and the model's choice where a table has a slower one; not a choice that needs no table."""
     if known:
         table_fakes.store(SMALL)
@@ -138,7 +138,7 @@ def test_what_cannot_be_stored_is_told(known: bool, folder: Path, monkeypatch: p
     (shape,) = tuned(folder).shapes
     assert (shape.outcome, shape.stored, shape.measured) == ("not stored", False, True)
     assert "faster" in str(shape) and str(shape).endswith("; not stored")
-    report = tuned(folder, lab=FakeLab(lambda way: 1.0 if way.source == "model" else 1.3))
+    report = tuned(folder, lab=FakeLab(lambda selection: 1.0 if selection.source == "model" else 1.3))
     assert report.shapes[0].outcome == ("not stored" if known else "stays")
     assert str(report.shapes[0]).endswith(" timed); not stored" if known else " timed)")
     assert f"1 {'not stored' if known else 'stays'};" in str(report)
@@ -146,7 +146,7 @@ def test_what_cannot_be_stored_is_told(known: bool, folder: Path, monkeypatch: p
 
 def with_torch(torch_ms: float, choice_ms: float = 1.0, other_ms: float = 1.2) -> FakeLab:
     return FakeLab(
-        lambda way: torch_ms if way == TORCH else choice_ms if way.source == "model" else other_ms, has_torch=True
+        lambda one: torch_ms if one == TORCH else choice_ms if one.source == "model" else other_ms, has_torch=True
     )
 
 
@@ -207,7 +207,7 @@ def test_a_second_race_leaves_torch_out(folder: Path) -> None:
 
 def test_what_a_table_has_is_replaced_where_the_model_is_faster_now(folder: Path) -> None:
     table_fakes.store(SMALL)
-    report = tuned(folder, lab=FakeLab(lambda way: 1.0 if way.source == "model" else 1.3))
+    report = tuned(folder, lab=FakeLab(lambda selection: 1.0 if selection.source == "model" else 1.3))
     assert report.shapes[0].outcome == "stays" and report.shapes[0].stored
     served = tables.lookup(SMALL, HOPPER)
     assert served is not None and served.algorithm == select(SMALL, HOPPER).algorithm
@@ -224,9 +224,9 @@ def test_what_a_table_has_is_not_replaced_unless_it_was_timed(choice_ms: float, 
         known = replace(known, algorithm=known.algorithm._replace(config=config))
     assert tables.store(SMALL, known, HOPPER, us=500.0, default_us=1000.0)
 
-    def true(way: Any) -> float:
-        best = replace(way, source="tuner", reason="") == replace(known, source="tuner", reason="")
-        return 0.5 if best else choice_ms if way.source == "model" else 1.0
+    def true(selection: Any) -> float:
+        best = replace(selection, source="tuner", reason="") == replace(known, source="tuner", reason="")
+        return 0.5 if best else choice_ms if selection.source == "model" else 1.0
 
     before = tables.lookup(SMALL, HOPPER)
     for budget in (1.0, 4.0):
@@ -312,7 +312,7 @@ def test_it_ends_within_the_budget_and_one_candidate(budget: float, folder: Path
     assert report.count("no time") > 0 and report.count("no time") + sum(s.measured for s in report.shapes) == 12
 
 
-def test_progress_is_told(folder: Path) -> None:
+def test_progress_is_reported(folder: Path) -> None:
     steps: list[Progress] = []
     tuned(folder, {SMALL: 1, LARGE: 2}, progress=steps.append)
     assert steps[0].problem == LARGE and steps[-1].problem == SMALL and steps[-1].number == steps[-1].count == 2
@@ -389,12 +389,12 @@ def test_a_race_has_two_seconds_and_the_last_problems_none(folder: Path) -> None
     assert all(shape.timed == shape.candidates for shape in report.shapes[:4])
 
 
-def test_a_look_after_one_race_is_that_before_the_next(folder: Path) -> None:
-    lab, looks = FakeLab(chance), list[float]()
-    look = lab.look
-    lab.look = lambda: (looks.append(lab.now()), look())[1]
+def test_conditions_after_one_race_are_those_before_the_next(folder: Path) -> None:
+    lab, times = FakeLab(chance), list[float]()
+    conditions = lab.conditions
+    lab.conditions = lambda: (times.append(lab.now()), conditions())[1]
     tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(1, 5)}, lab)
-    assert len(looks) == 5
-    lab.prepare = lambda problem, ways: lab.kernels.pause(1.1)
+    assert len(times) == 5
+    lab.prepare = lambda problem, selections: lab.kernels.pause(1.1)
     tuned(folder, {problem_of(64, 4096, 512 * i): 1 for i in range(5, 8)}, lab)
-    assert len(looks) == 5 + 6 - 1, "the GPU idled before two of three races, as the third was prepared with the second"
+    assert len(times) == 5 + 6 - 1, "the GPU idled before two of three races, as the third was prepared with the second"

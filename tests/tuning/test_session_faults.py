@@ -36,7 +36,7 @@ FORKED = multiprocessing.get_context("fork")
 
 def test_a_candidate_that_fails_is_left_out_and_named(folder: Path) -> None:
     bad = fastest()
-    lab = FakeLab(chance, broken=lambda way: "its bits are not those of the model's choice" if way == bad else None)
+    lab = FakeLab(chance, broken=lambda one: "its bits are not those of the model's choice" if one == bad else None)
     (shape,) = tuned(folder, lab=lab).shapes
     assert shape.outcome == "tuned" and shape.selection != bad
     assert len(shape.failed) == 1 and "its bits" in shape.failed[0][1]
@@ -50,7 +50,7 @@ def test_a_users_configuration_that_cannot_run_is_named(folder: Path) -> None:
 
 
 def test_without_the_models_choice_nothing_is_tuned(folder: Path) -> None:
-    lab = FakeLab(chance, broken=lambda way: "no memory" if way.source == "model" else None)
+    lab = FakeLab(chance, broken=lambda selection: "no memory" if selection.source == "model" else None)
     assert tuned(folder, lab=lab).shapes[0].why == "the model's choice: no memory"
 
 
@@ -121,8 +121,8 @@ def test_a_process_of_another_machine_is_given_a_minute(folder: Path, monkeypatc
 def test_a_lost_gpu_costs_nothing_that_was_found(folder: Path) -> None:
     bad = fastest(SMALL)
 
-    def broken(way: Any) -> str | None:
-        if way == bad:
+    def broken(selection: Any) -> str | None:
+        if selection == bad:
             raise DeviceLostError("an illegal memory access was encountered")
         return None
 
@@ -138,7 +138,7 @@ def test_a_tuning_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         if report.problem == SMALL:
             raise KeyboardInterrupt
 
-    lab = FakeLab(lambda way: chance(way) if way.work != select(SMALL, HOPPER).work else 1.2)
+    lab = FakeLab(lambda selection: chance(selection) if selection.work != select(SMALL, HOPPER).work else 1.2)
     with pytest.raises(KeyboardInterrupt):
         tuned(folder, problems, lab, ended=stop)
     lab = FakeLab(chance)
@@ -162,7 +162,7 @@ def test_an_entry_that_is_not_used_is_no_reason_to_leave_a_product_out(folder: P
 
 
 def test_what_stays_is_known_too_and_forgotten_with_the_tables(folder: Path) -> None:
-    even = FakeLab(lambda way: 1.0)
+    even = FakeLab(lambda selection: 1.0)
     assert tuned(folder, lab=even).shapes[0].outcome == "stays"
     assert tuned(folder, resume=True).shapes[0].outcome == "known"
     assert tuned(folder, resume=True, bits="any").shapes[0].outcome == "tuned"
@@ -171,7 +171,7 @@ def test_what_stays_is_known_too_and_forgotten_with_the_tables(folder: Path) -> 
 
 
 def test_what_there_was_no_time_for_is_not_known(folder: Path) -> None:
-    lab = FakeLab(lambda way: 1.0, compile_s=0.5)
+    lab = FakeLab(lambda selection: 1.0, compile_s=0.5)
     report = tuned(folder, lab=lab, budget=3.0)
     assert report.shapes[0].outcome == "stays" and report.shapes[0].timed < report.shapes[0].candidates
     assert tuned(folder, resume=True).shapes[0].outcome == "tuned"
@@ -181,18 +181,18 @@ def test_what_there_was_no_time_for_is_not_known(folder: Path) -> None:
 def test_kill_9_at_any_time_loses_nothing_that_was_stored(after: int, folder: Path) -> None:
     """A child tunes problem after problem and tells each that is stored; it is killed, and the table has them all."""
     problems = {problem_of(64 + 8 * i, 1024, 1024): 1 for i in range(500)}
-    told, tell = FORKED.Pipe(duplex=False)
+    received, sent = FORKED.Pipe(duplex=False)
     child = FORKED.Process(
         target=tuned,
         args=(folder, problems),
-        kwargs={"budget": 1e9, "ended": lambda report: tell.send((report.problem, report.stored))},
+        kwargs={"budget": 1e9, "ended": lambda report: sent.send((report.problem, report.stored))},
     )
     child.start()
-    stored = [told.recv() for _ in range(after)]
+    stored = [received.recv() for _ in range(after)]
     child.kill()
     child.join()
-    while told.poll():
-        stored.append(told.recv())
+    while received.poll():
+        stored.append(received.recv())
     assert child.exitcode == -signal.SIGKILL
     tables.reload()
     kept = [problem for problem, was in stored if was]

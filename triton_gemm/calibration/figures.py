@@ -41,9 +41,9 @@ def value_at(entry: Figures, place: Place) -> float:
 def with_values(entry: Figures, values: Mapping[Place, float]) -> Figures:
     """A copy of a model's entry with other figures."""
     found: Figures = _lists(entry)
-    for (*way, last), value in values.items():
+    for (*path, last), value in values.items():
         inner: Any = found
-        for key in way:
+        for key in path:
             inner = _inside(inner, key)
         inner[last if isinstance(inner, dict) else int(last)] = float(value)
     return found

@@ -1,4 +1,4 @@
-"""Calibrated models in the user's folder: a file for each silicon, next to the folder of tables.
+"""Calibrated models in the user's folder: a file for each GPU key, next to the folder of tables.
 
     models/sm_90-132sms-6016bit-700W.v1.json
 
@@ -19,7 +19,7 @@ from .. import tables
 from ..compat import free_in_children
 from ..hardware.device import DeviceInfo
 from ..hardware.device_model import DeviceModel, model_without_calibration
-from ..hardware.silicon import Silicon, without_power
+from ..hardware.gpu_key import GpuKey, without_power
 from ..selection import generation
 from ..tables import files
 from ..tables.files import say_once
@@ -37,14 +37,14 @@ _loaded: dict[tuple[Path, DeviceInfo, str], DeviceModel | None] = {}
 class Kept:
     """What a file holds."""
 
-    silicon: Silicon  # the GPU's
+    gpu_key: GpuKey  # the GPU's
     measured: str  # when, in ISO 8601
     by: str  # versions that measured it
     entry: dict[str, Any]  # the figures, as `DeviceModel(**entry)` takes them
 
     def text(self) -> str:
         """The file."""
-        head = {"format": FORMAT, "silicon": plain(self.silicon), "measured": self.measured, "by": self.by}
+        head = {"format": FORMAT, "silicon": plain(self.gpu_key), "measured": self.measured, "by": self.by}
         lines = "".join(f' "{name}": {text_of(value)},\n' for name, value in head.items())
         entry = json.dumps(self.entry, indent=1).replace("\n", "\n ")
         return f'{{\n{lines} "model": {entry}\n}}\n'
@@ -66,8 +66,8 @@ def folder() -> Path | None:
     return None if where is None else where.with_name("models")
 
 
-def name_of(silicon: Silicon) -> str:
-    return f"{silicon}.v{FORMAT}.json"
+def name_of(gpu_key: GpuKey) -> str:
+    return f"{gpu_key}.v{FORMAT}.json"
 
 
 def load(path: Path) -> Contents:
@@ -87,23 +87,23 @@ def parse(text: bytes) -> Contents:
     if wrong is not None:
         return Contents(wrong=wrong)
     try:
-        silicon: Silicon = read(Silicon, found.get("silicon"))
+        gpu_key: GpuKey = read(GpuKey, found.get("silicon"))
         measured, by, entry = found.get("measured"), found.get("by"), found.get("model")
         if not isinstance(measured, str) or not isinstance(by, str) or not isinstance(entry, dict):
             raise WrongError("it lacks a model, or when and by what that was measured")
     except (WrongError, TypeError, RecursionError) as error:
         return Contents(wrong=("no-model", f"{error}"[:200]))
-    why = _unlike(entry, expected(silicon), "model")
-    if why is None and entry["num_sms"] != silicon.sms:
+    why = _unlike(entry, expected(gpu_key), "model")
+    if why is None and entry["num_sms"] != gpu_key.sms:
         why = f"its model is of {entry['num_sms']} multiprocessors"
     if why is not None:
         return Contents(elsewhere=f"{why}: calibrate again")
-    return Contents(Kept(silicon, measured[:100], by[:200], entry))
+    return Contents(Kept(gpu_key, measured[:100], by[:200], entry))
 
 
-def expected(silicon: Silicon) -> dict[str, Any]:
-    """The entry of this version's model for a silicon, whose figures a calibrated one must have."""
-    device = DeviceInfo(silicon.name, silicon.capability, silicon.sms, 0)
+def expected(gpu_key: GpuKey) -> dict[str, Any]:
+    """The entry of this version's model for a GPU key, whose figures a calibrated one must have."""
+    device = DeviceInfo(gpu_key.name, gpu_key.capability, gpu_key.sms, 0)
     return model_without_calibration(device).as_dict()
 
 
@@ -130,7 +130,7 @@ def _unlike(entry: Any, known: Any, where: str) -> str | None:
 
 
 def find(device: DeviceInfo) -> DeviceModel | None:
-    """The model that the user has had calibrated for a device's silicon, or None. A file is read once; where there is
+    """The model that the user has had calibrated for a device's GPU key, or None. A file is read once; where there is
     none, all that costs is a look at the folder, once: NVML, which knows the power limit, is not asked."""
     where = folder()
     if where is None:
@@ -145,12 +145,12 @@ def find(device: DeviceInfo) -> DeviceModel | None:
 
 def _find(where: Path, device: DeviceInfo) -> DeviceModel | None:
     names = files.names_read(where, without_power(device.capability, device.num_sms, device.bus_width))
-    silicon = Silicon.of(device) if names else None
-    if silicon is None or name_of(silicon) not in names:
+    gpu_key = GpuKey.of(device) if names else None
+    if gpu_key is None or name_of(gpu_key) not in names:
         return None
-    found = _current(where / name_of(silicon), silicon)
+    found = _current(where / name_of(gpu_key), gpu_key)
     if found.elsewhere:
-        say_once(f"{where / name_of(silicon)} is not used: {found.elsewhere}")
+        say_once(f"{where / name_of(gpu_key)} is not used: {found.elsewhere}")
     return None if found.kept is None else model_in(found.kept)
 
 
@@ -159,14 +159,14 @@ def model_in(kept: Kept) -> DeviceModel:
     return DeviceModel(**kept.entry | {"source": f"calibrated {kept.measured}, by {kept.by}"})
 
 
-def _current(path: Path, silicon: Silicon) -> Contents:
+def _current(path: Path, gpu_key: GpuKey) -> Contents:
     """What a file holds, which is set aside where it is none, if that can be at once."""
-    found = _load_as(path, silicon)
+    found = _load_as(path, gpu_key)
     if found.wrong is None:
         return found
     try:
         with files.locked(path.parent, wait=False):
-            found = _load_as(path, silicon)  # looks again: a writer may have been here
+            found = _load_as(path, gpu_key)  # read again: a writer may have been here
             if found.wrong is not None:
                 files.put_aside(path, *found.wrong)
                 return Contents()
@@ -176,10 +176,10 @@ def _current(path: Path, silicon: Silicon) -> Contents:
     return found
 
 
-def _load_as(path: Path, silicon: Silicon) -> Contents:
+def _load_as(path: Path, gpu_key: GpuKey) -> Contents:
     found = load(path)
-    if found.kept is not None and found.kept.silicon != silicon:
-        return Contents(wrong=("other-silicon", f"it is of {name_of(found.kept.silicon)}"))
+    if found.kept is not None and found.kept.gpu_key != gpu_key:
+        return Contents(wrong=("other-silicon", f"it is of {name_of(found.kept.gpu_key)}"))
     return found
 
 
@@ -194,14 +194,14 @@ def reload() -> None:
 
 
 def store(model: DeviceModel, device: DeviceInfo) -> Path | None:
-    """Keeps a model for a device's silicon, in place of the one before, and uses it from the next plan on; the file.
+    """Keeps a model for a device's GPU key, in place of the one before, and uses it from the next plan on; the file.
     Where the folder cannot be written to, that is logged once and None."""
-    where, silicon = folder(), Silicon.of(device)
-    kept = Kept(silicon, now(), versions(), rounded(replace(model, source="calibrated").as_dict()))
+    where, gpu_key = folder(), GpuKey.of(device)
+    kept = Kept(gpu_key, now(), versions(), rounded(replace(model, source="calibrated").as_dict()))
     try:
         if where is None:
             raise OSError("there is no folder: set TRITON_GEMM_CACHE_DIR")
-        path = where / name_of(silicon)
+        path = where / name_of(gpu_key)
         with files.locked(where):
             files.write(path, kept.text())
     except OSError as error:
@@ -212,9 +212,9 @@ def store(model: DeviceModel, device: DeviceInfo) -> Path | None:
 
 
 def listed() -> list[tuple[Path, Contents]]:
-    """Every calibrated model of the user's, of any silicon."""
+    """Every calibrated model of the user's, of any GPU key."""
     where = folder()
-    return [] if where is None else files.looked(where, load)
+    return [] if where is None else files.contents_in(where, load)
 
 
 def set_aside() -> list[Path]:

@@ -15,7 +15,7 @@ from ..kernels.candidate import Candidate
 from ..problem import GemmProblem
 from ..selection.select import Selection
 from ..tables.records import named
-from ..tuning import race
+from ..tuning import trials
 from ..tuning.conditions import ATTEMPTS, Monitor
 from ..tuning.session import Lab
 from .fit import Timed
@@ -31,7 +31,7 @@ class Probe:
     """A product, and what is timed of it."""
 
     problem: GemmProblem
-    ways: dict[Selection, Candidate]  # its candidates; the first's result is what others' are compared with
+    candidates: dict[Selection, Candidate]  # its candidates; the first's result is what others' are compared with
 
 
 @dataclass
@@ -51,12 +51,12 @@ def measure(
     """Times the probes' candidates until `until`, by the lab's clock, but for what is under way then. Products during
     which the GPU was throttled or shared are timed once more, after the others. DeviceLostError where a candidate has
     cost the GPU."""
-    found, monitor = Measured(), Monitor(lab.look, lab.now)
+    found, monitor = Measured(), Monitor(lab.conditions, lab.now)
     waiting = [(probe, 0) for probe in probes]
     for probe in probes:
-        lab.prepare(probe.problem, list(probe.ways))
+        lab.prepare(probe.problem, list(probe.candidates))
     while waiting and lab.now() < until:
-        ready = next((one for one in waiting if lab.ready(one[0].problem, list(one[0].ways))), None)
+        ready = next((one for one in waiting if lab.ready(one[0].problem, list(one[0].candidates))), None)
         if ready is None:
             lab.pause(PAUSE_S)
             continue
@@ -86,19 +86,22 @@ def measure(
 
 def _time(lab: Lab, probe: Probe, seed: int, found: Measured) -> Timed | None:
     """The times of a probe's candidates that can be timed, at least two, or None."""
-    first, *others = probe.ways
+    first, *others = probe.candidates
     try:
-        with closing(lab.bench(probe.problem, list(probe.ways), seed)) as bench:
+        with closing(lab.bench(probe.problem, list(probe.candidates), seed)) as bench:
             ms = {first: bench.prepare(first)}
-            for way in others:
+            for selection in others:
                 try:
-                    ms[way] = bench.prepare(way)
-                except race.FailedError as error:
-                    found.failed.append((told(probe.problem, way), f"{error}"))
-            ways = [way for way in ms if ms[way] <= SLOW * ms[first]]
-            us = {probe.ways[way]: 1000 * median(row) for way, row in zip(ways, bench.time(ways, ROUNDS), strict=True)}
-    except (race.FailedError, torch.OutOfMemoryError) as error:
-        found.failed.append((told(probe.problem, first), f"{error}".splitlines()[0]))
+                    ms[selection] = bench.prepare(selection)
+                except trials.FailedError as error:
+                    found.failed.append((described(probe.problem, selection), f"{error}"))
+            selections = [selection for selection in ms if ms[selection] <= SLOW * ms[first]]
+            us = {
+                probe.candidates[selection]: 1000 * median(row)
+                for selection, row in zip(selections, bench.time(selections, ROUNDS), strict=True)
+            }
+    except (trials.FailedError, torch.OutOfMemoryError) as error:
+        found.failed.append((described(probe.problem, first), f"{error}".splitlines()[0]))
         if isinstance(error, torch.OutOfMemoryError) or len(others) < 2:
             return None
     else:
@@ -106,11 +109,14 @@ def _time(lab: Lab, probe: Probe, seed: int, found: Measured) -> Timed | None:
     return _time(lab, without(probe, first), seed, found)  # others are compared with the next
 
 
-def without(probe: Probe, *ways: Selection) -> Probe:
+def without(probe: Probe, *selections: Selection) -> Probe:
     """The probe with fewer candidates."""
-    return Probe(probe.problem, {way: candidate for way, candidate in probe.ways.items() if way not in ways})
+    return Probe(
+        probe.problem,
+        {selection: candidate for selection, candidate in probe.candidates.items() if selection not in selections},
+    )
 
 
-def told(problem: GemmProblem, way: Selection) -> str:
+def described(problem: GemmProblem, selection: Selection) -> str:
     """A candidate, for people."""
-    return f"{problem.M}x{problem.N}x{problem.K}: {named(way)}"
+    return f"{problem.M}x{problem.N}x{problem.K}: {named(selection)}"

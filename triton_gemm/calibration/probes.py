@@ -13,7 +13,7 @@ from ..suites.problems import gemm_problem
 from ..suites.shapes import Shape
 from .measuring import Probe
 
-WAYS = 6  # candidates of a product
+CANDIDATES = 6  # candidates of a product
 # Those first that tell most, as `python -m perf.calibrate design` prints them: of all that was measured on the H200 and
 # that cuBLAS takes less than 2.5 ms for.
 TEXT = """
@@ -53,11 +53,11 @@ SHAPES = [read(words.strip()) for words in TEXT.split(";")]
 def probes(device: DeviceInfo) -> list[Probe]:
     """Those of SHAPES that `device` has several candidates for, best information first."""
     problems = (gemm_problem(shape, mode) for mode, shape in SHAPES)
-    found = (Probe(problem, ways(problem, device)) for problem in problems)
-    return [probe for probe in found if len(probe.ways) > 1]
+    found = (Probe(problem, candidates_of(problem, device)) for problem in problems)
+    return [probe for probe in found if len(probe.candidates) > 1]
 
 
-def ways(problem: GemmProblem, device: DeviceInfo) -> dict[Selection, Candidate]:
+def candidates_of(problem: GemmProblem, device: DeviceInfo) -> dict[Selection, Candidate]:
     """The fastest legal candidates as predicted, each in another configuration, the model's choice first."""
     legal = (candidate for _, candidate in ranked(problem, device) if illegal(problem, device, candidate) is None)
     return {Selection.of(candidate, "", "tuner"): candidate for candidate in of_each_config(legal)}
@@ -69,6 +69,6 @@ def of_each_config(candidates: Iterable[Candidate]) -> list[Candidate]:
     for candidate in candidates:
         kernel, config, _, swap_ab, _ = candidate.algorithm
         found.setdefault((kernel, config, swap_ab), candidate)
-        if len(found) == WAYS:
+        if len(found) == CANDIDATES:
             break
     return list(found.values())

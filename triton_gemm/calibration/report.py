@@ -95,6 +95,6 @@ class CalibrationReport:
                 f"on held-out GEMMs: predictions are off by {error[0]} before, {error[1]} after; "
                 f"choices are {regret[0]} slower than the fastest before, {regret[1]} after"
             )
-        told = {"kept": f"kept in {self.path}", "not kept": "not kept"}.get(self.outcome, self.outcome)
-        lines.append(f"{told}{': ' if self.why else ''}{self.why}")
+        outcome = {"kept": f"kept in {self.path}", "not kept": "not kept"}.get(self.outcome, self.outcome)
+        lines.append(f"{outcome}{': ' if self.why else ''}{self.why}")
         return "\n".join(lines)

@@ -35,7 +35,7 @@ class Session:
         budget: float,  # seconds
         keep: bool = True,
         # Why a candidate failed before, or None.
-        failure: Callable[[GemmProblem, Selection], str | None] = lambda problem, way: None,
+        failure: Callable[[GemmProblem, Selection], str | None] = lambda problem, selection: None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.lab, self.budget, self.keep, self.failure, self.progress = lab, budget, keep, failure, progress
@@ -47,7 +47,7 @@ class Session:
         start = model_without_calibration(device)
         left_out: list[tuple[str, str]] = []
         wanted = [self.without_failures(probe, left_out) for probe in probes(device)]
-        wanted = [probe for probe in wanted if len(probe.ways) > 1]
+        wanted = [probe for probe in wanted if len(probe.candidates) > 1]
         until = self.begin + (1 - FITTING) * self.budget
         found = measuring.measure(self.lab, wanted, until, self.progress)
         counts: dict[str, Any] = {
@@ -78,9 +78,11 @@ class Session:
 
     def without_failures(self, probe: Probe, left_out: list[tuple[str, str]]) -> Probe:
         """The probe without what failed before, which is noted; its first candidate stays, since users run it."""
-        failures = {way: self.failure(probe.problem, way) for way in list(probe.ways)[1:]}
-        failed = [way for way, why in failures.items() if why is not None]
-        left_out += [(measuring.told(probe.problem, way), f"skipped: {failures[way]}") for way in failed]
+        failures = {selection: self.failure(probe.problem, selection) for selection in list(probe.candidates)[1:]}
+        failed = [selection for selection, why in failures.items() if why is not None]
+        left_out += [
+            (measuring.described(probe.problem, selection), f"skipped: {failures[selection]}") for selection in failed
+        ]
         return measuring.without(probe, *failed)
 
     def ended(self, report: CalibrationReport) -> CalibrationReport:

@@ -27,15 +27,15 @@ class _Commands(TyperGroup):
         return super().main(args, *more, **how)
 
     def make_context(self, *words: Any, **how: Any) -> Any:
-        with self._told():
+        with self._with_document():
             return super().make_context(*words, **how)
 
     def invoke(self, *words: Any) -> Any:
-        with self._told():
+        with self._with_document():
             return super().invoke(*words)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _with_document(self) -> Iterator[None]:
         try:
             yield
         except _UsageError as error:

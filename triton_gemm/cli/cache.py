@@ -34,8 +34,8 @@ def ls(as_json: output.Json = False) -> None:
         {
             "file": path,
             "whose": source,
-            "silicon": table and str(table.silicon),
-            "name": table and table.silicon.name,
+            "silicon": table and str(table.gpu_key),
+            "name": table and table.gpu_key.name,
             "triton": table and table.triton,
             "bits": table and table.bits,
             "entries": len(table.entries) if table else 0,
@@ -47,8 +47,8 @@ def ls(as_json: output.Json = False) -> None:
     models = [
         {
             "file": path,
-            "silicon": contents.kept and str(contents.kept.silicon),
-            "name": contents.kept and contents.kept.silicon.name,
+            "silicon": contents.kept and str(contents.kept.gpu_key),
+            "name": contents.kept and contents.kept.gpu_key.name,
             "measured": contents.kept and contents.kept.measured,
             "wrong": contents.elsewhere or (contents.wrong and contents.wrong[1]),
         }
@@ -128,12 +128,12 @@ def show(
         foreign = [x for x in rows if x["triton"] != files.TRITON]
         for version in sorted({x["triton"] for x in foreign}):
             of = [x for x in foreign if x["triton"] == version]
-            used, says = sum(x["used"] for x in of), f"of Triton {version}, as this is {files.TRITON}"
+            used, text = sum(x["used"] for x in of), f"of Triton {version}, as this is {files.TRITON}"
             if used:
-                console.print(f"used here: {used} of {len(of)} entries {says}: a kit has their kernels")
+                console.print(f"used here: {used} of {len(of)} entries {text}: a kit has their kernels")
             if used < len(of):
                 unused = output.counted(len(of) - used, "entry", "entries")
-                console.print(f"not used here: {unused} {says}: the model chooses for these GEMMs")
+                console.print(f"not used here: {unused} {text}: the model chooses for these GEMMs")
         for x in rows:
             if not x["used"] and x not in foreign:
                 console.print(f"not used here: {x['text']}, {x['selection']}: {x['why_not']}")
@@ -144,17 +144,17 @@ def show(
 
 
 def _table(path: Path) -> _Shown:
-    found = files.look(path)
+    found = files.contents_of(path)
     wrong = {str(path): found.wrong[1]} if found.wrong else {}
     if found.table is None:
         raise output.FailedError(f"{path}: {wrong.get(str(path), 'it cannot be read')}")
-    return [("file", found.table)], wrong, tables.device_of(found.table.silicon)
+    return [("file", found.table)], wrong, tables.device_of(found.table.gpu_key)
 
 
 def _tables_of(device: DeviceInfo) -> _Shown:
     """Of a GPU; a file that cannot be read may be one of its tables."""
-    silicon = tables.Silicon.of(device)
-    every = [x for x in tables.listed() if x[2].table is None or x[2].table.silicon == silicon]
+    gpu_key = tables.GpuKey.of(device)
+    every = [x for x in tables.listed() if x[2].table is None or x[2].table.gpu_key == gpu_key]
     found = [(source, contents.table) for source, _, contents in every if contents.table is not None]
     return found, {str(path): contents.wrong[1] for _, path, contents in every if contents.wrong}, device
 
@@ -205,7 +205,7 @@ def merge(
 def _whole(paths: list[Path]) -> list[Path]:
     """The same, all of which can be read whole."""
     for path in paths:
-        if (wrong := files.look(path).wrong) is not None:
+        if (wrong := files.contents_of(path).wrong) is not None:
             raise output.FailedError(f"{path}: {wrong[1]}")
     return paths
 
@@ -258,7 +258,7 @@ def verify(device: words.Device = None, as_json: output.Json = False) -> None:
 
 def _used(table: Table | None, device: DeviceInfo) -> int:
     """How many entries of a table are used on a device."""
-    if table is None or table.silicon != tables.Silicon.of(device):
+    if table is None or table.gpu_key != tables.GpuKey.of(device):
         return 0
     return sum(policies.left_out(x, device, entry, table) is None for x, entry in table.entries.items())
 

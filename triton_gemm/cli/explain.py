@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..arithmetic import DTYPES, SCALED, Precision, ScaleKind, scaled_arithmetic
 from ..problem import Activation
-from ..reporting.candidates import Comparison, Way, compare
+from ..reporting.candidates import Comparison, RankedCandidate, compare
 from ..tables.records import LARGEST, plain
 from . import output, words
 
@@ -61,7 +61,7 @@ def explain(
         if info.capability >= scaled_arithmetic(given, fast_accum).capability:
             raise output.wrong_call(f"--dtype {dtype} goes with --scales tensor, rows or blocks")
         scales = "tensor"  # the error is that this GPU has no such products
-    problem, info = words.asked(
+    problem, info = words.problem_and_device(
         M=M,
         N=N,
         K=K,
@@ -92,7 +92,7 @@ def as_plain(found: Comparison) -> dict[str, Any]:
         "policy": found.policy._asdict(),
         "chosen": {"by": found.chosen.source, "kit": found.chosen.kit, "reason": found.chosen.reason}
         | _selection(found.chosen),
-        "candidates": [_way(way) for way in found.ways],
+        "candidates": [_candidate(candidate) for candidate in found.fastest],
         "compared": found.candidates,
         "refused": found.refused,
     }
@@ -103,30 +103,43 @@ def _selection(selection: Any) -> dict[str, Any]:
     return {name: plain(getattr(selection, name)) for name in names}
 
 
-def _way(way: Way) -> dict[str, Any]:
-    figures = {"predicted_us": way.predicted_us, "known_us": way.known_us, "table": way.table}
+def _candidate(candidate: RankedCandidate) -> dict[str, Any]:
+    figures = {"predicted_us": candidate.predicted_us, "known_us": candidate.known_us, "table": candidate.table}
     launches = [
         {"kernel": x.name, "registers": x.registers, "shared_memory": x.shared, "spills": x.spills}
-        for x in way.compiled
+        for x in candidate.compiled
     ]
-    return _selection(way.selection) | figures | {"bits": way.bits, "chosen": way.chosen, "launches": launches}
+    return (
+        _selection(candidate.selection)
+        | figures
+        | {"bits": candidate.bits, "chosen": candidate.chosen, "launches": launches}
+    )
 
 
 def render(found: Comparison, console: Console, bits: bool = False) -> None:
     """For people. bits: whether to show bit classes, which are long."""
     console.print(f"{words.problem_text(found.problem)} on {found.device.name}", style="bold")
     columns = ["", "kernel and configuration", *["bits"] * bits, "predicted us", "measured us"]
-    columns += ["registers", "shared memory", "spills"] if any(way.compiled for way in found.ways) else []
+    columns += (
+        ["registers", "shared memory", "spills"] if any(candidate.compiled for candidate in found.fastest) else []
+    )
     rows = []
-    for way in found.ways:
-        what = str(way.selection).removesuffix(f": {way.selection.reason}")
-        row: list[object] = ["->" if way.chosen else "", what, *[way.bits] * bits, output.us(way.predicted_us)]
-        row.append(way.known_us and f"{output.us(way.known_us)} ({way.table})")
-        row += [" + ".join(str(getattr(x, name)) for x in way.compiled) for name in ("registers", "shared", "spills")]
+    for candidate in found.fastest:
+        what = str(candidate.selection).removesuffix(f": {candidate.selection.reason}")
+        row: list[object] = [
+            "->" if candidate.chosen else "",
+            what,
+            *[candidate.bits] * bits,
+            output.us(candidate.predicted_us),
+        ]
+        row.append(candidate.known_us and f"{output.us(candidate.known_us)} ({candidate.table})")
+        row += [
+            " + ".join(str(getattr(x, name)) for x in candidate.compiled) for name in ("registers", "shared", "spills")
+        ]
         rows.append(row[: len(columns)])
     console.print(output.table(columns, rows, left=2 + bits))
     legal = found.candidates - found.refused
-    console.print(f"{len(found.ways)} of the {legal} candidates that this GPU can run")
+    console.print(f"{len(found.fastest)} of the {legal} candidates that this GPU can run")
     console.print(f"runs: {found.chosen}")
     chooser = replace(found.chosen, model=found.model).chooser
     invariant = ", for any number of rows" * found.chosen.batch_invariant

@@ -63,7 +63,7 @@ def end(words: str, code: int, as_json: bool) -> None:
 
 
 def error_document(words: str) -> None:
-    """Says why on stdout, where that takes anything: it may be what failed, and stderr is told, too."""
+    """Says why on stdout, where that takes anything: it may be what failed, and stderr gets it, too."""
     with suppress(OSError):
         typer.echo(json.dumps({"error": words}))
 

@@ -81,7 +81,7 @@ def problem(batch: int, M: int, N: int, K: int, dtype: torch.dtype, layout: Orde
     """A plain product."""
     if dtype not in DTYPES:
         raise output.wrong_call(f"--shapes: {dtype} needs scales; record such GEMMs, and use --shapes-from")
-    found, _ = words.asked(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)
+    found, _ = words.problem_and_device(M=M, N=N, K=K, dtype=dtype, batch=batch, layout=layout, device=INTERPRETER)
     return found
 
 

@@ -58,7 +58,7 @@ def tune(
     tuning, given = products.tuning(), gemms.shapes_from or problems
     if dry_run:
         planned = tuning.planned(given, words.device(device), bits, rows)
-        names = {problem: _candidates(problem, ways, bits) for problem, ways in planned.items()}
+        names = {problem: _candidates(problem, selections, bits) for problem, selections in planned.items()}
         shapes = [{"problem": plain(problem), "candidates": x} for problem, x in names.items()]
         output.show({"shapes": shapes}, as_json, lambda console: _show_plan(console, names))
         return
@@ -80,12 +80,12 @@ def tune(
         raise typer.Exit(output.FAILED)
 
 
-def _candidates(problem: GemmProblem, ways: Sequence[Selection], bits: Bits) -> list[str]:
+def _candidates(problem: GemmProblem, selections: Sequence[Selection], bits: Bits) -> list[str]:
     """The names of all that would be timed, torch's product the last."""
     from ..tuning.of_torch import torchs_product
 
     with_torch = bits == "any" and torchs_product(problem)[0] is not None
-    return [*map(named, ways), *["torch"] * with_torch]
+    return [*map(named, selections), *["torch"] * with_torch]
 
 
 def _show_plan(console: Console, every: Mapping[GemmProblem, Sequence[str]]) -> None:

@@ -198,10 +198,10 @@ def _described(path: Path) -> DeviceInfo:
         raise wrong_call(f"--device: {path} describes no GPU: {error}") from None
 
 
-def asked(**call: Any) -> tuple[GemmProblem, DeviceInfo]:
-    """A product, as `explain` takes it, and its GPU. What torch and the checks say of its arguments, RuntimeErrors as
-    torch has them, is of a wrong call."""
+def problem_and_device(**call: Any) -> tuple[GemmProblem, DeviceInfo]:
+    """A product, as `explain` takes it, and its GPU. Errors of torch and the checks, RuntimeErrors as torch has
+    them, are those of a wrong call."""
     try:
-        return explanation.asked(**call)[:2]
+        return explanation.described(**call)[:2]
     except RuntimeError as error:
         raise wrong_call(str(error)) from None

@@ -57,7 +57,7 @@ class Known:
     copies: bool = False
     preactivations: int = 0
     offered: bool = False
-    asked: int = -1
+    decided_at: int = -1
 
 
 SLOW = Known(None, lambda: torch.empty(0))  # a call that takes more than one launch on its own operands
@@ -171,14 +171,14 @@ class FastPath:
         if found.like is None or not isinstance(found.plan, plan.GemmPlan):
             return
         like, made, first_calls = found.like, found.plan, found.plan.first_calls
-        decided = found.asked if first_calls is None else first_calls.seen
+        decided = found.decided_at if first_calls is None else first_calls.seen
         if made.compiled:
             found.offered = True
         else:
-            stand_in = None if first_calls is None or decided == found.asked else first_calls.decided(decided)
+            stand_in = None if first_calls is None or decided == found.decided_at else first_calls.decided(decided)
             if stand_in is None:
                 return
-            made, found.asked = stand_in, decided
+            made, found.decided_at = stand_in, decided
 
         def keep(table: Any) -> None:
             derivative = 0 if found.copies else derivative_of(call[0], call[4])

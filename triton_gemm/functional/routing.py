@@ -73,7 +73,7 @@ def enable(
             with torch's bits. A call always waits while a CUDA graph is captured, and if nothing can be compiled in the
             background.
         required: Raise an error on a machine without a GPU. By default torch computes there, with one warning.
-        learn: Race kernels of the same bits in service, in at most 1 % of the GPU time of calls, and run calls on the
+        learn: Time kernels of the same bits in service, in at most 1 % of the GPU time of calls, and run calls on the
             fastest from then on (docs/tuning.md). None: if TRITON_GEMM_LEARN is 1.
 
     Raises:
@@ -119,17 +119,17 @@ def _rule(
 
 def _without_cuda(function: str, required: bool) -> None:
     """RuntimeError where CUDA calls are `required`, or there is a GPU that torch cannot use; else the one warning."""
-    says = f"triton_gemm routes calls on CUDA devices, and torch {torch.__version__} sees none here"
+    text = f"triton_gemm routes calls on CUDA devices, and torch {torch.__version__} sees none here"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if required or (torch.version.cuda and not hidden and has_gpu()):
         how = "to route CPU tensors to Triton's interpreter, set TRITON_INTERPRET=1 before Python starts"
-        raise RuntimeError(f"{says}; `triton-gemm doctor` says why; {how}")
-    _warn_once(f"{says}: torch computes. use(required=True) raises an error instead", 6 if function == "use" else 5)
+        raise RuntimeError(f"{text}; `triton-gemm doctor` says why; {how}")
+    _warn_once(f"{text}: torch computes. use(required=True) raises an error instead", 6 if function == "use" else 5)
 
 
 @lru_cache(8)
-def _warn_once(says: str, stacklevel: int) -> None:
-    warnings.warn(says, stacklevel=stacklevel)
+def _warn_once(text: str, stacklevel: int) -> None:
+    warnings.warn(text, stacklevel=stacklevel)
 
 
 def _caller() -> str:

@@ -22,7 +22,7 @@ Kind = str | torch.dtype  # one of the names in ROUTED and PRODUCTS, or operands
 @dataclass(frozen=True, eq=False)  # two blocks with equal rules have one each
 class Rule:
     """What is routed: names of ROUTED and dtypes, all but those of `exclude`; where `predicate(op, a, b)`, if given.
-    first_calls: what computes while kernels are compiled. learn: whether kernels are raced in service. fast: the calls
+    first_calls: what computes while kernels are compiled. learn: whether kernels are timed in service. fast: the calls
     that were made under equal rules. owner: the package that called `enable`, or None for a block's."""
 
     only: frozenset[str | torch.dtype]

@@ -313,10 +313,12 @@ def implemented(
 # --- out= ---
 
 
-def out(out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device, asked: bool = False) -> None:
+def out(
+    out: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device, has_out_dtype: bool = False
+) -> None:
     """torch's rules for `out=`: same dtype and device, resized where its shape differs, no overlap in itself. asked:
     whether dtype is an out_dtype=."""
-    if asked and out.dtype != dtype:
+    if has_out_dtype and out.dtype != dtype:
         raise RuntimeError(
             f"out_dtype must be the same as the dtype of the provided out tensor, got {dtype} and {out.dtype}"
         )

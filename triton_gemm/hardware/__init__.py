@@ -1,2 +1,2 @@
 """GPUs: properties (`device`), names and peak rates (`gpus`), the cost model's parameters (`device_model`), GPU keys of
-tables (`silicon`), and what the driver and NVML report."""
+tables (`gpu_key`), and what the driver and NVML report."""

@@ -1,6 +1,6 @@
-"""Learning: in service, kernels of one bit class are raced aside, and calls run on the fastest from then on.
+"""Learning: in service, kernels of one bit class are timed aside, and calls run on the fastest from then on.
 
-`tuner` is told of calls, `statistics` says which products are worth a race, `candidates` what is raced, `race` goes
+`tuner` counts calls, `statistics` says which products are worth a trial, `candidates` what is timed, `trial` goes
 from step to step, in operands of its own (`block`), `halving` decides. docs/tuning.md is about its use. All is imported
 by the first rule that learns.
 """

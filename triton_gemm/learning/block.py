@@ -1,7 +1,7 @@
-"""Private operands of a race, in one block of memory that torch's allocator has cached and nobody uses.
+"""Private operands of a trial, in one block of memory that torch's allocator has cached and nobody uses.
 
 The driver is asked for no memory, and torch frees none for it. As long as the block is taken the GPU has as much free
-memory beside, which torch can have instead. The block belongs to the stream whose calls are raced, so giving it back
+memory beside, which torch can have instead. The block belongs to the stream whose calls are timed, so giving it back
 needs no wait.
 """
 
@@ -51,7 +51,7 @@ def is_free(index: int, stream: int, nbytes: int) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of a race's block are."""
+    """Where the parts of a trial's block are."""
 
     sets: int  # of operands, which launches go round
     own: bool  # whether b is the call's, which the cache does not hold
@@ -114,7 +114,7 @@ def _sizes(problem: GemmProblem) -> dict[str, int]:
 
 
 class Operands:
-    """The operands of a race in its block, `memory`. No kernel of torch's runs for them, whose first use would load a
+    """The operands of a trial in its block, `memory`. No kernel of torch's runs for them, whose first use would load a
     module."""
 
     def __init__(self, problem: GemmProblem, layout: Layout, memory: torch.Tensor, own_address: int | None) -> None:

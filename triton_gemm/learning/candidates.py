@@ -1,4 +1,4 @@
-"""What is raced against an incumbent: kernels of its bit class that the model predicts to be nearly as fast. And what
+"""What is timed against an incumbent: kernels of its bit class that the model predicts to be nearly as fast. And what
 comes of it."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Ranked(NamedTuple):
 
 
 @dataclass(eq=False)
-class Entrant:
-    """What is raced."""
+class TrialCandidate:
+    """A candidate while it is timed."""
 
     ranked: Ranked
     us: float  # microseconds of a launch, by the model and then by the last sample
@@ -57,7 +57,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a race has found."""
+    """What a trial has found."""
 
     plan: Any  # the winner's, or None where the incumbent stays
     ranked: Ranked
@@ -68,7 +68,7 @@ class Outcome:
 
 
 def is_foreign(selection: Selection, device: DeviceInfo) -> bool:
-    """Whether it is a kit's of another Triton than the installed one, as all that is raced against it must be."""
+    """Whether it is a kit's of another Triton than the installed one, as all that is timed against it must be."""
     return selection.kit and bool(kits.others(device.capability))
 
 

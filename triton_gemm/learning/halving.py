@@ -1,7 +1,7 @@
 """Which candidate is sampled next, and which wins: successive halving (Jamieson and Talwalkar, AISTATS 2016) of a few
 candidates by noisy samples. Pure logic.
 
-All that are in the race take turns, round by round, and are compared with the incumbent within rounds: the GPU's clock
+All that are left take turns, round by round, and are compared with the incumbent within rounds: the GPU's clock
 differs from one place in a service to another. The model's predictions count as a sample or two. The incumbent stays to
 the end, and is replaced only by a gain beyond noise.
 """
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from statistics import fmean, median
 
-from ..tuning.race import middle
+from ..tuning.trials import middle
 
 MOST = 8  # candidates, with the incumbent
-FEW = 3  # of them in a product's first race: loading modules takes longest, and other products wait for theirs
+FEW = 3  # of them in a product's first trial: loading modules takes longest, and other products wait for theirs
 STAGES = ((8, 2), (4, 4))  # how many are left, at most, and rounds of theirs
-FINAL = (6, 12, 24, 48)  # rounds of the last two after which it is looked whether it is clear which is faster
-FINAL_OF_FEW = FINAL[:2]
+FINAL_ROUNDS = (6, 12, 24, 48)  # rounds of the last two after each of which the faster is chosen, if it is clear
+FINAL_ROUNDS_OF_FEW = FINAL_ROUNDS[:2]
 SLOW = 1.5  # times the incumbent: who is slower at once is sampled no more
 CONFIDENCE = 2.5  # standard deviations of a gain
 LEAST_GAIN = 0.003
@@ -28,13 +28,13 @@ OF_MODEL, NOISE = 0.1, 0.05  # standard deviations: of a predicted ratio, and of
 
 @dataclass
 class Halving:
-    """A race."""
+    """The rounds of one trial."""
 
     predicted: Sequence[float]  # each candidate's time over the incumbent's, which is the first
-    final: Sequence[int] = FINAL  # as FINAL
+    final_rounds: Sequence[int] = FINAL_ROUNDS  # as FINAL
     rest: Callable[[], object] = lambda: None  # called now and then while there is much to compute
     samples: list[list[float]] = field(init=False)  # logarithms of microseconds, one a round
-    left: list[int] = field(init=False)  # who is in the race, the incumbent first
+    left: list[int] = field(init=False)  # which are still sampled, the incumbent first
     winner: int | None = None  # once it is over
 
     def __post_init__(self) -> None:
@@ -100,9 +100,9 @@ class Halving:
         if rounds in ends:
             left = [*[most for most, _ in STAGES[1:]], 2][ends.index(rounds)]
             self.left = [0, *sorted(sorted(self.left[1:], key=self._place)[: left - 1])]
-        elif rounds - ends[-1] in self.final:
+        elif rounds - ends[-1] in self.final_rounds:
             gain, unsure = self.gain(self.left[1], ends[-1])
             if gain - CONFIDENCE * unsure > LEAST_GAIN:
                 self.winner = self.left[1]
-            elif gain + CONFIDENCE * unsure < LEAST_GAIN or rounds - ends[-1] == self.final[-1]:
+            elif gain + CONFIDENCE * unsure < LEAST_GAIN or rounds - ends[-1] == self.final_rounds[-1]:
                 self.winner = 0

@@ -1,4 +1,4 @@
-"""How often products are called, whether a race of theirs would pay, and what may be spent on races."""
+"""How often products are called, whether a trial of theirs would pay, and what may be spent on trials."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..problem import GemmProblem
 from ..runtime.turns import Turn
 from ..selection.select import Selection
 
-SHARE = 0.01  # of the GPU time of calls that races may take
-LONGEST_US = 1000.0  # of a launch: what takes longer is not raced in service
+SHARE = 0.01  # of the GPU time of calls that trials may take
+LONGEST_US = 1000.0  # of a launch: what takes longer is not timed in service
 LEAST_CALLS = 512
-COST, GAIN = 240, 0.015  # launches of a race, and what it gains in the mean: by simulation on committed records
+COST, GAIN = 240, 0.015  # launches of a trial, and what it gains in the mean: by simulation on committed records
 HORIZON_S = 600.0  # that calls are expected to go on for as they came until now, if not for longer
 
 
@@ -30,12 +30,12 @@ class Product:
     us: float  # microseconds of a launch, by the model until it was sampled
     since: float  # when it was called first
     calls: int = 0
-    not_before: float = 0.0  # when it may be raced
-    over: bool = False  # whether it was raced
-    before: Selection | None = None  # what calls ran on before a race's winner
+    not_before: float = 0.0  # when it may be timed
+    over: bool = False  # whether it was timed
+    before: Selection | None = None  # what calls ran on before a trial's winner
     saved_us: float = 0.0  # microseconds of a call, by what was learned
     at: float = -math.inf  # when it was called last
-    ranked: Sequence[Any] = ()  # what is raced next, once few were
+    ranked: Sequence[Any] = ()  # what is timed next, once few were
     references: list[ref[Any]] = field(default_factory=list)  # replaced as a whole: threads may be reading
 
     def add(self, plan: Any) -> None:
@@ -64,13 +64,13 @@ class Product:
 
 @dataclass
 class Tempo:
-    """What counts for all races."""
+    """What counts for all trials."""
 
     of_calls: float = 0.0  # microseconds of the GPU that calls have taken, by the times that are known or predicted
-    spent: float = 0.0  # microseconds of the GPU that races have taken, likewise
+    spent: float = 0.0  # microseconds of the GPU that trials have taken, likewise
     loaded: float = -math.inf  # when a module was loaded last
     modules: set[tuple[int, str]] = field(default_factory=set)  # of kernels that are loaded, by device
-    full_until: float = -math.inf  # when it is looked again whether there is memory
+    full_until: float = -math.inf  # when the memory that is free is read again
 
     def allows(self, us: float) -> bool:
         return self.spent + us <= SHARE * self.of_calls

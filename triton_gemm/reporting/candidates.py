@@ -1,4 +1,4 @@
-"""All ways to compute a product that are worth comparing, with what is predicted and known of each: what `explain` does
+"""All candidates of a GEMM that are worth comparing, with what is predicted and known of each: what `explain` does
 not say. Nothing is launched."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..tables import records
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to compute a product."""
+class RankedCandidate:
+    """A candidate, with what is known of it."""
 
     selection: Selection  # the kernel, its configuration, and how the work is dealt out
     predicted_us: float | None  # microseconds by the cost model; None where it knows nothing of such a configuration
@@ -45,16 +45,16 @@ class Comparison:
     model: str  # origin of the cost model's figures
     # The legal ones that are predicted to be fastest, in that order. What runs and what tables have are there in any
     # case.
-    ways: tuple[Way, ...]
+    fastest: tuple[RankedCandidate, ...]
     candidates: int  # how many were compared
     refused: int  # how many of those the device cannot run
 
 
 def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compiled: int = 0) -> Comparison:
-    """The `limit` fastest ways to compute `problem` on `device`, as predicted, and what runs under the present policy.
+    """The `limit` fastest candidates of `problem` on `device`, as predicted, and what runs under the present policy.
 
-    compiled: how many of the first ways are compiled, for their registers and shared memory; that takes seconds each.
-    Raises RuntimeError where no kernel can compute it, or the policy is "error" and no table has it.
+    compiled: how many of the first candidates are compiled, for their registers and shared memory. That takes seconds
+    each. Raises RuntimeError where no kernel can compute it, or the policy is "error" and no table has it.
     """
     chosen = plan.selection_for(problem, device)
     chosen = replace(chosen, kit=kits.serves(problem, device, chosen))
@@ -80,13 +80,13 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
         time = predicted_or_inf(problem, _candidate(problem, selection.algorithm), model)
         legal.setdefault(selection.algorithm, (time, selection))
     order = sorted(legal, key=lambda algorithm: legal[algorithm][0])
-    ways = []
+    fastest = []
     for rank, algorithm in enumerate(
         x for i, x in enumerate(order) if i < limit or x == chosen.algorithm or x in known
     ):
         time, selection = legal[algorithm]
         us, table = known.get(algorithm, (None, None))
-        way = Way(
+        one = RankedCandidate(
             selection=selection,
             predicted_us=None if time == math.inf else credible(time, problem, device),
             known_us=us,
@@ -95,14 +95,14 @@ def compare(problem: GemmProblem, device: DeviceInfo, *, limit: int = 10, compil
             chosen=algorithm == chosen.algorithm,
             compiled=_compiled(problem, selection, device) if rank < compiled else (),
         )
-        ways.append(way)
+        fastest.append(one)
     return Comparison(
         problem=problem,
         device=device,
         chosen=chosen,
         policy=policies.current_policy(),
         model=origin(device),
-        ways=tuple(ways),
+        fastest=tuple(fastest),
         candidates=len(every),
         refused=refused,
     )

@@ -62,7 +62,7 @@ class Diagnosis:
 
     def document(self) -> dict[str, Any]:
         """For programs, and for `--device` of another machine: with power limits, by which tables are found there."""
-        devices = [replace(x, power_limit=tables.Silicon.of(x).power_limit) for x in self.devices]
+        devices = [replace(x, power_limit=tables.GpuKey.of(x).power_limit) for x in self.devices]
         return asdict(replace(self, devices=tuple(devices))) | {"broken": self.broken}
 
     def __str__(self) -> str:
@@ -81,9 +81,9 @@ class Diagnosis:
 def examine() -> Diagnosis:
     """Looks at everything, and multiplies two small matrices if there is a GPU. Nothing is raised."""
     findings: list[Finding] = []
-    for about, look in EXAMINATIONS.items():
+    for about, examination in EXAMINATIONS.items():
         try:
-            findings += [Finding(about, *found) for found in look()]
+            findings += [Finding(about, *found) for found in examination()]
         except Exception as error:  # it is what doctors look for
             words = (str(error).strip() or "no words").splitlines()[0]
             findings.append(Finding(about, "broken", f"{type(error).__name__}: {words}"))
@@ -151,7 +151,7 @@ def _gpu() -> Found:
 
 def _gpus() -> Found:
     for index, device in enumerate(_devices()):
-        power = tables.Silicon.of(device).power_limit
+        power = tables.GpuKey.of(device).power_limit
         says = f"cuda:{index} is {device.name}: {architecture(device.capability)}, {device.num_sms} SMs, {power} W"
         if device.capability < OLDEST:
             yield "broken", f"{says}, and compute capability {_dotted(OLDEST)} is the oldest that works"

@@ -34,7 +34,7 @@ _ALONE = {
 }
 
 
-def asked(
+def described(
     input: torch.Tensor | None = None,
     other: torch.Tensor | None = None,
     *,
@@ -118,7 +118,7 @@ def _takes(arguments: Callable[P, object]) -> Callable[[Callable[..., Selection]
     return taking
 
 
-@_takes(asked)
+@_takes(described)
 def explain(*operands: Any, **given: Any) -> Selection:
     """Which kernel and configuration a GEMM runs on, on which GPU, and why. Nothing is launched or tuned.
 
@@ -164,7 +164,7 @@ def explain(*operands: Any, **given: Any) -> Selection:
         RuntimeError: Nothing would be launched, or there is no GPU and none is named. The explained function's own
             errors are raised, too.
     """
-    problem, info, of_columns = asked(*operands, **given)
+    problem, info, of_columns = described(*operands, **given)
     selection = plan.selection_for(problem, info, invariant=given.get("batch_invariant"))
     if selection.source == "model":
         selection = next_best(problem, info, selection)

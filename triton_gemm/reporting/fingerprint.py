@@ -52,7 +52,7 @@ def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: bool
         "tuner": policies.tuner_name() if name == "tune" else "not asked",
         "tables": "not asked" if name == "model" else _tables(device, bits),
         "kits": kits.contents(device.capability),
-        "device": f"{device.name}, {tables.Silicon.of(device)}",
+        "device": f"{device.name}, {tables.GpuKey.of(device)}",
         "device model": f"{origin(device)}, {_model(device)}",
         "versions": tables.versions(),
         "sources": _sources(),
@@ -86,10 +86,10 @@ def check_ranks(group: torch.distributed.ProcessGroup | None = None, device: Dev
             by_value.setdefault(parts[part], []).append(rank)
         if len(by_value) > 1:
             numbers = dist.get_process_group_ranks(group)  # as all of the program count them
-            told = "; ".join(
+            values = "; ".join(
                 f"ranks {', '.join(str(numbers[rank]) for rank in which)}: {value}" for value, which in by_value.items()
             )
-            differ.append(f"{part} ({told})")
+            differ.append(f"{part} ({values})")
     if differ:
         raise RuntimeError(f"ranks would choose differently, because they differ in {' and in '.join(differ)}")
 

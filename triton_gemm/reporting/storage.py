@@ -66,11 +66,11 @@ def machine_code(devices: tuple[DeviceInfo, ...]) -> Found:
         used, where = _used(found, devices, package)
         package += [found] * (file != own)
         by = " and ".join(f"{name} {version}" for name, version in found.made_by.items())
-        says = f"{what} has {len(found.kernels)} kernels for {architecture(found.capability)}, made by {by}; {where}"
+        text = f"{what} has {len(found.kernels)} kernels for {architecture(found.capability)}, made by {by}; {where}"
         if stale:
-            yield "note", f"{says}, and {stale} are compiled anyway: the sources are not those of the kit", do
+            yield "note", f"{text}, and {stale} are compiled anyway: the sources are not those of the kit", do
         else:
-            yield "good" if used else "note", says
+            yield "good" if used else "note", text
     if own is None and not files:
         yield "good", "there is no kit, and all kernels are compiled"
 
@@ -90,18 +90,18 @@ def _used(of: kit.Kit, devices: tuple[DeviceInfo, ...], package: list[kit.Kit]) 
 def _folder(what: str, path: Path, variable: str, if_closed: Status) -> Found:
     there = next(place for place in (path, *path.parents) if place.exists())
     kind = _filesystem(there)
-    says = f"{what} is {path}{f', on {kind}' if kind else ''}{'' if there == path else ', not there yet'}"
+    text = f"{what} is {path}{f', on {kind}' if kind else ''}{'' if there == path else ', not there yet'}"
     if not _writable(there):
         if what == "Triton's cache" and any(path.glob("*/*.cubin")):
-            yield "note", f"{says}; it cannot be written to: what is not in it cannot be compiled"
+            yield "note", f"{text}; it cannot be written to: what is not in it cannot be compiled"
         else:
-            yield if_closed, f"{says}; it cannot be written to", f"set {variable} to a folder of yours"
+            yield if_closed, f"{text}; it cannot be written to", f"set {variable} to a folder of yours"
     elif not path.is_absolute():
-        yield "note", f"{says}, and follows the working directory", f"set {variable} to an absolute path"
+        yield "note", f"{text}, and follows the working directory", f"set {variable} to an absolute path"
     elif NETWORK.fullmatch(kind):
-        yield "note", f"{says}: a network's file system is slow, and its locks may not hold", f"set {variable}"
+        yield "note", f"{text}: a network's file system is slow, and its locks may not hold", f"set {variable}"
     else:
-        yield "good", says
+        yield "good", text
 
 
 def _writable(folder: Path) -> bool:
@@ -127,14 +127,14 @@ def stored(devices: tuple[DeviceInfo, ...]) -> Found:
     capabilities = {device.capability for device in devices} or {*kits.NAMES}
     used = {tables.files.TRITON, *(triton for capability in capabilities for triton in kits.others(capability))}
     if shipped and not used & shipped:
-        says = f"shipped tables are for Triton {', '.join(sorted(shipped))}, and this is {triton.__version__}"
-        yield "note", f"{says}: they are not used", "tune your shapes, with `triton-gemm tune`"
+        text = f"shipped tables are for Triton {', '.join(sorted(shipped))}, and this is {triton.__version__}"
+        yield "note", f"{text}: they are not used", "tune your shapes, with `triton-gemm tune`"
     away = "move the file away, or delete it"
     for path, contents in [] if devices else [x[1:] for x in listed]:
         if contents.wrong:
             yield "note", f"{path}: {contents.wrong[1]}", _advice(path, away)
-    told = [x for report in tables.verify(devices[0]) for x in _of_table(report, devices[0])] if devices else []
-    yield from told
+    reports = [x for report in tables.verify(devices[0]) for x in _of_table(report, devices[0])] if devices else []
+    yield from reports
     for path, held in kept.listed():
         why = held.elsewhere or (held.wrong and held.wrong[1])
         if why:
@@ -142,19 +142,19 @@ def stored(devices: tuple[DeviceInfo, ...]) -> Found:
             yield "note", f"the model in {path} is not used: {why}", _advice(path, again)
     for path in (*([] if devices else tables.set_aside()), *kept.set_aside()):  # with a GPU, tables have their report
         yield "note", f"{path} is quarantined: it could not be used", _advice(path, away)
-    if not told:
+    if not reports:
         count = 0 if devices else sum(contents.table is not None for _, _, contents in listed)
         yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")
 
 
 def _of_table(report: tables.Report, device: DeviceInfo) -> Found:
-    """What is said of a table on a machine with a GPU: nothing of a shipped one of another GPU or Triton."""
+    """Findings of a table on a machine with a GPU: nothing of a shipped one of another GPU or Triton."""
     of, faults = report.table, [fault for fault in report.faults if fault != report.elsewhere]
     has = f"{report.path.name}: {report.entries} entries, {report.source}"
     if (
         report.elsewhere
         and of
-        and of.silicon == tables.Silicon.of(device)
+        and of.gpu_key == tables.GpuKey.of(device)
         and of.triton in kits.others(device.capability)
     ):
         yield "good", f"{has}; {report.elsewhere}: an entry is used where a kit has its kernels"
@@ -162,8 +162,8 @@ def _of_table(report: tables.Report, device: DeviceInfo) -> Found:
         if report.source == "user's table":
             yield "note", f"{report.path.name} is not used here: {report.elsewhere}"
     elif faults:
-        says = f"{report.path.name}: {faults[0][:200]}{f', and {len(faults) - 1} more' if faults[1:] else ''}"
-        yield "note", says, _advice(report.path, "see `triton-gemm cache verify`; tune again, or move the file away")
+        text = f"{report.path.name}: {faults[0][:200]}{f', and {len(faults) - 1} more' if faults[1:] else ''}"
+        yield "note", text, _advice(report.path, "see `triton-gemm cache verify`; tune again, or move the file away")
     else:
         yield "good", has
 

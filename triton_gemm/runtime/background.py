@@ -35,7 +35,7 @@ from .worker import LostError, Question, Worker, python
 if TYPE_CHECKING:
     from .plan import GemmPlan
 
-GROWN = 1.5  # how many times as many binaries there are when a faster stand-in is looked for again
+GROWN = 1.5  # how many times as many binaries there are when a faster stand-in is sought again
 WORKERS = 2  # of a process; divided by the ranks on this host, but one at least
 IDLE_S = 20.0  # after which a worker that has nothing to compile ends
 NICE = 10  # of workers: the application's threads come first
@@ -64,10 +64,10 @@ class FirstCalls:
         with _lock:
             self.available = _available.setdefault(device.capability, Available())
         self.wanted: Wanted | None = None  # the plan's own binaries, from its first call on
-        self.looked = False  # into Triton's cache, at the first call
+        self.was_warm = False  # whether Triton's cache was, at the first call
         self.seen = -1  # `stand_ins.changes` when it was last decided what calls run on
         self.stand_in: GemmPlan | None = None
-        self.compared = -1  # binaries that were available when a stand-in was looked for; before, there may be a kit's
+        self.compared = -1  # binaries that were available when a stand-in was sought; before, there may be a kit's
         self.changing = threading.RLock()  # a handler of signals may multiply, too
 
     @property
@@ -96,7 +96,7 @@ class FirstCalls:
             wanted = self.wanted or self._begin(plan, mode, operands)
             if plan.compiled:
                 return None
-            self._look(plan, wanted)
+            self._find_stand_in(plan, wanted)
             stand_in = self.stand_in
             wanted.by_python += 1
             if wanted.calls >= stand_ins.ORDERED_FROM:
@@ -112,8 +112,8 @@ class FirstCalls:
         """Whether the call runs on the plan's own kernels. They are loaded here if they may be in Triton's cache, which
         is so at the first call and after a change. The call compiles them if a worker did so in vain."""
         if self.wanted is None:
-            self.looked = is_warm()
-            if loaded := plan.load(*operands, cached=self.looked):
+            self.was_warm = is_warm()
+            if loaded := plan.load(*operands, cached=self.was_warm):
                 counts["loaded"] += 1
             return loaded
         if self.wanted.error == "":
@@ -127,18 +127,18 @@ class FirstCalls:
         where there is no stand-in. Counts what that call does."""
         job = plan.problem, plan.selection
         self.wanted = self.available.want(identities(self.device, *job), _compiler(plan, self.device), job)
-        self._look(plan, self.wanted)
+        self._find_stand_in(plan, self.wanted)
         if self.stand_in is not None:
             outcome = "stand-in"
         elif mode != "wait":
             outcome = "raised"
         else:
-            outcome = "loaded" if not self.looked and plan.load(*operands) else "waited"
+            outcome = "loaded" if not self.was_warm and plan.load(*operands) else "waited"
         counts[outcome] += 1
         log.debug("first call of %s: %s", plan.selection, outcome)
         return self.wanted
 
-    def _look(self, plan: GemmPlan, wanted: Wanted) -> None:
+    def _find_stand_in(self, plan: GemmPlan, wanted: Wanted) -> None:
         """Takes the stand-in that is the fastest now, once there are so many more; keeps what there is where nothing
         available would do."""
         if len(self.available.binaries) <= GROWN * self.compared:
@@ -195,7 +195,7 @@ def order(plan: GemmPlan, device: DeviceInfo, selection: Selection, binaries: tu
     return wanted
 
 
-def ask(plan: GemmPlan, device: DeviceInfo, function: Callable[..., Any], *arguments: object) -> Question | None:
+def submit(plan: GemmPlan, device: DeviceInfo, function: Callable[..., Any], *arguments: object) -> Question | None:
     """Has a worker of a plan's kernels call a function of a module; None where none can."""
     if not enabled() or _lost:
         return None

@@ -148,11 +148,11 @@ class GemmPlan(PlanOfProblem):
         if self.turn is not None:
             turns.count(self.turn, self.index, stream)
             if self.turn.own[1]:
-                self.tell(b, stream)
+                self.report_call(b, stream)
 
-    def tell(self, b: torch.Tensor, stream: int) -> None:
+    def report_call(self, b: torch.Tensor, stream: int) -> None:
         """Has the learner hear of a call that was launched, by C++ or by `run`."""
-        turns.tell(self, b, stream)
+        turns.report_call(self, b, stream)
 
     def _allocate(self, stream: int) -> tuple[torch.Tensor, ...]:
         """Memory that this call needs, after its operands in the order of `names`."""

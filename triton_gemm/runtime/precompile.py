@@ -82,8 +82,8 @@ def gather(
             selecting(done, len(pairs))
         of_capability = wanted.setdefault(device.capability, {})
         try:
-            asked = invariants.get(problem, (None,))
-            selections = [*(selection_for(problem, device, invariant=x) for x in asked), *also(problem, device)]
+            invariances = invariants.get(problem, (None,))
+            selections = [*(selection_for(problem, device, invariant=x) for x in invariances), *also(problem, device)]
         except RuntimeError as error:
             failures.append(str(error))
             continue

@@ -1,10 +1,10 @@
-"""Turns: how the learner hears of calls, and adds launches after them, though C++ launches them.
+"""Turns: how the learner counts calls, and adds launches after them, though C++ launches them.
 
 A plan that has a turn counts its calls down, in C++ by one decrement, and the learner reads the counts in a thread of
 its own. That thread also names a job: a CUDA graph, which the next call of any such plan on the job's stream launches
-after its own kernels. The learner is told of a call where it must know on what that ran. A plan without a turn costs
-nothing: that is every plan, unless a rule of `use` learns. The learner may name another plan, of the same bits, that
-calls run on instead.
+after its own kernels. A call is reported to the learner where it must know on what that ran. A plan without a
+turn costs nothing: that is every plan, unless a rule of `use` learns. The learner may name another plan, of the same
+bits, that calls run on instead.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
     from .plan import GemmPlan
 
 NEVER = 1 << 62  # calls
-TELLS, SAYS = 1, 2  # of a call: that it was, to the learner; and its stream, to no one
+REPORTS_CALL, REPORTS_STREAM = 1, 2  # of a call: that it was, to the learner; and its stream
 log = logging.getLogger("triton_gemm.learning")
 
 
 class Turn:
-    """How the calls of a plan are counted, and asked to do more."""
+    """How the calls of a plan are counted, and what is requested of them."""
 
     def __init__(self, product: Any) -> None:
         # `product` is the learner's own. `own` is what C++ has too: calls until Python takes one; what the next call
-        # does (TELLS, SAYS, or 0); the stream that a call has said.
+        # does (REPORTS_CALL, REPORTS_STREAM, or 0); the stream that a call has reported.
         self.product, self.own, self._read = product, (c_int64 * 3)(NEVER, 0, -1), NEVER
 
     def calls(self) -> int:
-        """How many there were since it was asked last."""
+        """How many there were since the last count."""
         before, self._read = self._read, self.own[0]
         return before - self._read
 
-    def ask(self, told: bool) -> None:
-        """Whether the learner is told of the next call of this plan."""
-        self.own[1] = TELLS if told else 0
+    def request_call(self, wanted: bool) -> None:
+        """Whether the next call of this plan is reported to the learner."""
+        self.own[1] = REPORTS_CALL if wanted else 0
 
-    def ask_stream(self) -> None:
-        """Has the next call of this plan say on what stream it runs."""
+    def request_stream(self) -> None:
+        """Has the next call of this plan report its stream."""
         self.own[2] = -1
-        self.own[1] = SAYS
+        self.own[1] = REPORTS_STREAM
 
     @property
     def stream(self) -> int | None:
-        """What a call has said since."""
+        """What a call has reported since."""
         return None if self.own[2] < 0 else self.own[2]
 
     def hand_over(self) -> None:
@@ -81,7 +81,7 @@ class Job(ctypes.Structure):
         self.launch, self.record = driver.address_of("cuGraphLaunch"), driver.address_of("cuEventRecord")
         self.launched, self.device, self.stream, self.graph, self.ended = -1, device, stream, graph, ended
         self.withdrawn = False
-        self._set(1)  # the last, as threads look at it first
+        self._set(1)  # the last, as threads read it first
 
     def withdraw(self) -> None:
         """No call begins to launch it any more."""
@@ -170,7 +170,7 @@ def give(plan: GemmPlan) -> None:
         try:
             _learner.new(plan)
         except Exception as error:
-            log.warning("a GEMM is not raced: %s: %s", type(error).__name__, error)
+            log.warning("a GEMM is not timed: %s: %s", type(error).__name__, error)
 
 
 def count(turn: Turn, device: int, stream: int) -> None:
@@ -191,16 +191,16 @@ def is_watched() -> bool:
     )
 
 
-def tell(plan: GemmPlan, b: torch.Tensor, stream: int) -> None:
-    """Tells the learner of a call, or says its stream."""
+def report_call(plan: GemmPlan, b: torch.Tensor, stream: int) -> None:
+    """Reports a call to the learner, or its stream."""
     turn = plan.turn
-    if turn is not None and turn.own[1] == SAYS:
+    if turn is not None and turn.own[1] == REPORTS_STREAM:
         if not is_watched():
             turn.own[2], turn.own[1] = stream, 0
     elif _learner is not None and active():
         _learner.turn(plan, b, stream)
     elif turn is not None:
-        turn.ask(False)
+        turn.request_call(False)
 
 
 def forget() -> None:

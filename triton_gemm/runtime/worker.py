@@ -120,8 +120,8 @@ class Worker:
     """One process after another, for one thread.
 
     Args:
-        target: What the process is told first, with the hash of Triton's files. For `main` that is the DeviceInfo that
-            plans are made for, and the compute capability that the GPU has.
+        target: The first message to the process, with the hash of Triton's files. For `main` that is the DeviceInfo
+            that plans are made for, and the compute capability that the GPU has.
         nice: Added to the niceness of processes; nothing for a tuner, which waits for them.
         on_made: Called with the machine code of each job.
     """
@@ -265,22 +265,22 @@ def main(pipe: Connection[Any, Any]) -> None:
     the machine code or the result of each, or why there is none. It ends when the other end is closed, as it is when
     the process there has been killed."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what runs here, ptxas too, finds nothing to read
-    asked: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, asked), daemon=True).start()
-    (device, capability), found = asked.get()
+    requests: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, requests), daemon=True).start()
+    (device, capability), found = requests.get()
     set_triton_hash(found)
     hash_triton()  # not in the time of a job, which the tuner may wait for
     with suppress(BrokenPipeError), compiling_for(capability):
         pipe.send(READY)
         while True:
-            pipe.send(_done(device, asked.get()))
+            pipe.send(_done(device, requests.get()))
 
 
-def _listen(pipe: Connection[Any, Any], asked: SimpleQueue[Any]) -> None:
+def _listen(pipe: Connection[Any, Any], requests: SimpleQueue[Any]) -> None:
     """In a thread of its own, so that the end is heard while something is compiled."""
     try:
         while True:
-            asked.put(pipe.recv())
+            requests.put(pipe.recv())
     except (EOFError, OSError):
         pass
     finally:

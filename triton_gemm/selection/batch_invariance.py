@@ -97,7 +97,7 @@ def ranked(problem: GemmProblem, device: DeviceInfo, parts: Collection[int] = PA
     without kernels for few rows or columns."""
     found = [one for one in of_any_class(problem, device) if one[1].algorithm.kernel not in FOR_FEW]
     model = model_of(device)
-    more = [*_whole(problem, device), *_other_way_round(problem, device)]
+    more = [*_whole(problem, device), *_swapped(problem, device)]
     found += [(predicted(problem, candidate, model), candidate) for candidate in more]
     found += _cut_alike(problem, device, parts)
     return sorted(found, key=lambda one: one[0])
@@ -137,7 +137,7 @@ def _whole(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
             yield Candidate(given, algorithm._replace(work=1))
 
 
-def _other_way_round(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
+def _swapped(problem: GemmProblem, device: DeviceInfo) -> Iterator[Candidate]:
     """Of planes and scales, whose order `swap_ab` changes, the portable kernel's other candidates: by itself it chooses
     by C's unit stride."""
     if problem.scales == "blocks" or problem.groups or (problem.planes.count == 1 and problem.scales is None):
@@ -157,7 +157,7 @@ def _in_more_warps(problem: GemmProblem, device: DeviceInfo) -> list[tuple[float
     found = []
     for given, algorithm in (
         *kernels.named("portable").candidates(problem, device),
-        *_other_way_round(problem, device),
+        *_swapped(problem, device),
     ):
         for times in (2, 4):
             config = replace(algorithm.config, num_warps=times * algorithm.config.num_warps)

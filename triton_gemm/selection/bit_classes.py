@@ -1,4 +1,4 @@
-"""Classes of bits: which ways to compute a product give the same bits for the same operands.
+"""Bit classes: which candidates of a GEMM give the same bits for the same operands.
 
 The bits of a result depend on the order in which products are added and rounded along K, and on no more. That order is
 which instruction adds how many of them, where partial sums end and how those are added, and which of C's elements that
@@ -21,20 +21,20 @@ from ..problem import GemmProblem
 from .select import Selection, given
 
 
-def bit_class(problem: GemmProblem, way: Selection | Candidate) -> str:
-    """The class of bits of a way to compute `problem`, as the call has it: a short description. Two ways have equal
+def bit_class(problem: GemmProblem, candidate: Selection | Candidate) -> str:
+    """The bit class of a candidate of `problem`, as the call has it: a short description. Two candidates have equal
     ones only where they give the same bits on the same GPU, on the same versions of this package and Triton.
 
         bf16, tensor cores, one sum along K
         bf16, tensor cores, K in 4 parts of 1024
         fp32 bf16x3, tensor cores, warp_specialised, one sum along K, promoted every 64
     """
-    kernel, config, work, swap_ab, _ = way.algorithm
+    kernel, config, work, swap_ab, _ = candidate.algorithm
     words = _NAMES[problem.dtype].split()
     words += [word for word in problem.precision.split() if word != HALF.name and word not in words]
     order = "nothing to sum"
     if problem.K:
-        order = kernels.named(kernel).order_of_sums(given(problem, way.algorithm), config, work)
+        order = kernels.named(kernel).order_of_sums(given(problem, candidate.algorithm), config, work)
         if swap_ab and (problem.planes.count > 1 or problem.scales):
             order += ", of C^T"  # whose terms come in another order, as do A's and B's scales
     return f"{' '.join(words)}, {order}"

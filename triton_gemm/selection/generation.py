@@ -22,7 +22,7 @@ def advance() -> None:
     try:
         number = next(_numbers)
     finally:  # whatever a signal's handler raises
-        _tell()
+        _notify()
 
 
 def set_in_contexts() -> None:
@@ -30,7 +30,7 @@ def set_in_contexts() -> None:
     global contexts
     if not contexts:
         contexts = True
-        _tell()
+        _notify()
 
 
 def follow(follower: Callable[[int, bool], object]) -> None:
@@ -39,7 +39,7 @@ def follow(follower: Callable[[int, bool], object]) -> None:
     follower(number, bool(contexts))
 
 
-def _tell() -> None:
+def _notify() -> None:
     for follower in _followers:
         follower(number, bool(contexts))
 

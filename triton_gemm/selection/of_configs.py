@@ -23,13 +23,13 @@ def of_configs(
     cut along K as the kernel's own candidates for the problem are. Infinite where the model knows nothing of it.
     parts: only those with K in so many."""
     model = model_of(device)
-    ways: dict[str, dict[Any, dict[Work, None]]] = {}
+    variants: dict[str, dict[Any, dict[Work, None]]] = {}
     for kernel, config in configs:
-        if kernel not in ways:
-            ways[kernel] = _ways(kernel, problem, device)
+        if kernel not in variants:
+            variants[kernel] = _variants(kernel, problem, device)
         found = [
             Candidate(given, Algorithm(kernel, config, work, swap_ab=swap_ab, packed=packed))
-            for (given, swap_ab, packed), works in ways[kernel].items()
+            for (given, swap_ab, packed), works in variants[kernel].items()
             for work in _works(config, given, device, works, parts)
         ]
         yield sorted(
@@ -46,11 +46,11 @@ def _works(
     return [work for work in of_others if parts in (None, parts_of(work))]
 
 
-def _ways(kernel: str, problem: GemmProblem, device: DeviceInfo) -> dict[Any, dict[Work, None]]:
+def _variants(kernel: str, problem: GemmProblem, device: DeviceInfo) -> dict[Any, dict[Work, None]]:
     """(the problem as the kernel is given it, swapped or not, packed operands), and for each how work is dealt out.
     Empty where that depends on a configuration's own tiles."""
     if kernel == "warp_specialised":
-        return {way: {} for way in kernels.warp_specialised.given_as(problem, device)}
+        return {variant: {} for variant in kernels.warp_specialised.given_as(problem, device)}
     found: dict[Any, dict[Work, None]] = {}
     for given, (_, _, work, swap_ab, packed) in kernels.named(kernel).candidates(problem, device):
         found.setdefault((given, swap_ab, packed), {})[work] = None

@@ -2,12 +2,12 @@
 
 A user's tables are in the folder `folder()`, shipped ones beside this file. A process reads them once, when it first
 plans a product, and again after it has changed one. docs/tables.md is about their use, `files` about what is on disk,
-`queries` about what a process reads, `changes` about what it writes, `checks` about what a user is told.
+`queries` about what a process reads, `changes` about what it writes, `checks` about what is reported to a user.
 """
 
 from __future__ import annotations
 
-from ..hardware.silicon import Silicon
+from ..hardware.gpu_key import GpuKey
 from . import changes, checks, files, queries, records
 from .changes import clear, device_of, export_to, import_from, merge, store
 from .checks import Report, listed, notes, set_aside, verify
@@ -15,8 +15,8 @@ from .queries import contents, entry, folder, ignored, known, left_out, lookup, 
 from .records import torchs_versions, versions
 
 __all__ = [
+    "GpuKey",
     "Report",
-    "Silicon",
     "changes",
     "checks",
     "clear",

@@ -10,7 +10,7 @@ import torch
 
 from .. import arguments
 from ..hardware.device import SHARED_MEMORY, DeviceInfo, current_device_info, device_info
-from ..hardware.silicon import Silicon
+from ..hardware.gpu_key import GpuKey
 from ..problem import GemmProblem
 from ..selection.select import Selection, select
 from . import checks, files, queries
@@ -77,7 +77,7 @@ def store(
         torch_us=float(torch_us),
         torch=torchs_versions() if torch_us else "",
     )
-    return _put(Table(Silicon.of(device), bits=bits), {problem: read_entry(plain(given))})  # as who reads the file will
+    return _put(Table(GpuKey.of(device), bits=bits), {problem: read_entry(plain(given))})  # as who reads the file will
 
 
 def _put(empty: Table, entries: dict[GemmProblem, Entry]) -> bool:
@@ -133,7 +133,7 @@ def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bi
     """
     device = device if device is not None else current_device_info()
     queries.check("export_to", device, bits)
-    table, where = Table(Silicon.of(device), bits=bits), queries.folder()
+    table, where = Table(GpuKey.of(device), bits=bits), queries.folder()
     table = table if where is None else files.current(where, table)
     files.write_for_user(Path(path), table.text())
     return len(table.entries)
@@ -161,34 +161,34 @@ def import_from(path: str | os.PathLike[str]) -> int:
 
 
 def _read(path: Path) -> Table:
-    found = files.look(path)
+    found = files.contents_of(path)
     if found.table is None or found.wrong:
         raise ValueError(f"{path}: {found.wrong[1] if found.wrong else 'there is no such file'}")
     return found.table
 
 
 def _used(table: Table) -> Callable[[GemmProblem, Entry], bool] | None:
-    """Whether an entry is used on a GPU of a table's silicon; None for a table of another Triton, with which kernels
+    """Whether an entry is used on a GPU of a table's GPU key; None for a table of another Triton, with which kernels
     may run what they cannot run here, and the model may choose otherwise."""
     if table.triton != files.TRITON:
         return None
-    device = device_of(table.silicon)
+    device = device_of(table.gpu_key)
     return lambda problem, entry: queries.serves(problem, device, entry, table.bits)
 
 
-def device_of(silicon: Silicon) -> DeviceInfo:
-    """A GPU of that silicon: one that is here, or else as much as a table says of it."""
+def device_of(gpu_key: GpuKey) -> DeviceInfo:
+    """A GPU of that GPU key: one that is here, or else as much as a table says of it."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     here = (device_info(torch.device("cuda", index)) for index in range(count))
     described = DeviceInfo(
-        name=silicon.name,
-        capability=silicon.capability,
-        num_sms=silicon.sms,
-        shared_memory=SHARED_MEMORY.get(silicon.capability, 0),
-        bus_width=silicon.bus_width,
-        power_limit=silicon.power_limit,
+        name=gpu_key.name,
+        capability=gpu_key.capability,
+        num_sms=gpu_key.sms,
+        shared_memory=SHARED_MEMORY.get(gpu_key.capability, 0),
+        bus_width=gpu_key.bus_width,
+        power_limit=gpu_key.power_limit,
     )
-    return next((device for device in here if Silicon.of(device) == silicon), described)
+    return next((device for device in here if GpuKey.of(device) == gpu_key), described)
 
 
 def clear() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .. import arguments
 from ..hardware.device import DeviceInfo, current_device_info
-from ..hardware.silicon import Silicon
+from ..hardware.gpu_key import GpuKey
 from . import files, queries
 from .files import Table
 from .queries import Source
@@ -39,7 +39,9 @@ class Report:
 
 def listed() -> list[tuple[Source, Path, files.Contents]]:
     """Every file of tables, whose it is, and what it holds; a folder that may not be read as a file that may not."""
-    return [(source, *one) for source, where in queries.folders() for one in files.looked(where, files.look)]
+    return [
+        (source, *one) for source, where in queries.folders() for one in files.contents_in(where, files.contents_of)
+    ]
 
 
 def set_aside() -> list[Path]:
@@ -68,12 +70,12 @@ def verify(device: DeviceInfo | None = None) -> list[Report]:
     arguments.instance("verify", "device", device, DeviceInfo, or_none=True)
     reports = [Report(path, "user's table", 0, ("it is quarantined",)) for path in set_aside()]
     device = device or current_device_info()
-    silicon = Silicon.of(device)
+    gpu_key = GpuKey.of(device)
     for source, path, found in listed():
         faults, elsewhere = [found.wrong[1]] if found.wrong else [], ""
         table = found.table
-        if table is not None and (table.silicon, table.triton) != (silicon, files.TRITON):
-            differ = [str(table.silicon)] * (table.silicon != silicon)
+        if table is not None and (table.gpu_key, table.triton) != (gpu_key, files.TRITON):
+            differ = [str(table.gpu_key)] * (table.gpu_key != gpu_key)
             differ += [f"Triton {table.triton}"] * (table.triton != files.TRITON)
             elsewhere = f"it is of {' and '.join(differ)}"
             faults.append(elsewhere)

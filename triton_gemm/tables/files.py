@@ -1,4 +1,4 @@
-"""Files of tables: one for each silicon, minor version of Triton and class of bits.
+"""Files of tables: one for each GPU key, minor version of Triton and class of bits.
 
     sm_90-132sms-6016bit-700W-triton3.7-same.v1.json
 
@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import triton
 
-from ..hardware.silicon import Silicon
+from ..hardware.gpu_key import GpuKey
 from ..problem import GemmProblem
 from .records import Entry, WrongError, plain, read, read_entry, text_of
 from .weights import by_weight
@@ -43,7 +43,7 @@ TRITON: str = ".".join(triton.__version__.split(".")[:2])
 # Which entries a table holds: of the class of bits that the model's choice gives, or the fastest of all.
 Bits = Literal["same", "any"]
 BITS: tuple[Bits, ...] = get_args(Bits)
-# Or those that were learned in service, which have the bits of what they were raced against.
+# Or those that were learned in service, which have the bits of what they were timed against.
 Kind = Literal["same", "any", "learned"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LEARNED: Kind = "learned"
@@ -53,9 +53,9 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Table:
-    """Entries by problem, of one silicon, minor version of Triton ("3.7") and class of bits."""
+    """Entries by problem, of one GPU key, minor version of Triton ("3.7") and class of bits."""
 
-    silicon: Silicon
+    gpu_key: GpuKey
     triton: str = TRITON
     bits: Kind = "same"
     entries: dict[GemmProblem, Entry] = field(default_factory=dict)
@@ -63,16 +63,16 @@ class Table:
     @property
     def name(self) -> str:
         """The file's name. Made of numbers and of one of KINDS, whatever text a file holds."""
-        return f"{self.silicon}-triton{self.triton}-{self.bits}.v{FORMAT}.json"
+        return f"{self.gpu_key}-triton{self.triton}-{self.bits}.v{FORMAT}.json"
 
     @cached_property
     def by_weight(self) -> dict[GemmProblem, list[GemmProblem]]:
         return by_weight(self.entries)
 
     @property
-    def kind(self) -> tuple[Silicon, str, Kind]:
+    def kind(self) -> tuple[GpuKey, str, Kind]:
         """What tables must share to be merged."""
-        return self.silicon, self.triton, self.bits
+        return self.gpu_key, self.triton, self.bits
 
     def text(self) -> str:
         """The file: a line for each entry, always in the same order."""
@@ -80,7 +80,7 @@ class Table:
             text_of({"problem": plain(problem)} | plain(entry))
             for problem, entry in sorted(self.entries.items(), key=lambda item: _order(item[0]))
         ]
-        head = {"format": FORMAT, "silicon": plain(self.silicon), "triton": self.triton, "bits": self.bits}
+        head = {"format": FORMAT, "silicon": plain(self.gpu_key), "triton": self.triton, "bits": self.bits}
         parts = [f' "{name}": {text_of(value)},\n' for name, value in head.items()]
         return "{\n" + "".join(parts) + ' "entries": [' + ",".join(f"\n  {line}" for line in lines) + "\n ]\n}\n"
 
@@ -108,9 +108,9 @@ def merge(tables: Iterable[Table], used: Callable[[GemmProblem, Entry], bool] | 
                 first = (not used(problem, entry), entry.order()) < (not used(problem, before), before.order())
             if first:
                 merged[problem] = entry
-    # Of names that people gave one silicon the first by the alphabet.
-    silicon = min((table.silicon for table in given), key=lambda silicon: silicon.name)
-    return Table(silicon, given[0].triton, given[0].bits, merged)
+    # Of names that people gave one GPU key the first by the alphabet.
+    gpu_key = min((table.gpu_key for table in given), key=lambda gpu_key: gpu_key.name)
+    return Table(gpu_key, given[0].triton, given[0].bits, merged)
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,13 @@ def parse(text: bytes) -> Contents:
     if wrong_file is not None and not found.get("entries"):
         return Contents(wrong=wrong_file)
     try:
-        table = Table(read(Silicon, found.get("silicon")), found.get("triton", ""), found.get("bits", "same"))
+        table = Table(read(GpuKey, found.get("silicon")), found.get("triton", ""), found.get("bits", "same"))
         if not isinstance(table.triton, str) or not re.fullmatch(r"\d{1,3}\.\d{1,3}", table.triton, re.ASCII):
             raise WrongError("it names no version of Triton")
         if table.bits not in KINDS or not isinstance(found.get("entries"), list):
             raise WrongError(f"it has no list of entries, of bits {' or '.join(KINDS)}")
-        silicon = table.silicon
-        if min(*silicon.capability, silicon.sms - 1, silicon.bus_width, silicon.power_limit) < 0:
+        gpu_key = table.gpu_key
+        if min(*gpu_key.capability, gpu_key.sms - 1, gpu_key.bus_width, gpu_key.power_limit) < 0:
             raise WrongError("its GPU key is not valid")
     except (WrongError, TypeError) as error:
         return Contents(wrong=wrong_file or ("no-table", str(error)[:200]))
@@ -187,7 +187,7 @@ def load(path: Path) -> Contents:
     return Contents() if text is None else parse(text)
 
 
-def look(path: Path) -> Contents:
+def contents_of(path: Path) -> Contents:
     """`load`, for who will not write: a file that may not be read is wrong, too."""
     try:
         return load(path)
@@ -321,7 +321,7 @@ def current(folder: Path, empty: Table, *, repair: bool = True) -> Table:
         say_once(f"{path}: {found.wrong[1]}")
         return found.table or empty
     try:
-        change(folder, empty, lambda table: table, wait=False)  # looks again: a writer may have been here
+        change(folder, empty, lambda table: table, wait=False)  # read again: a writer may have been here
         return load_as(path, empty).table or empty
     except OSError:
         say_once(f"{path}: {found.wrong[1]}; it cannot be quarantined")
@@ -366,10 +366,10 @@ def names_read(folder: Path, beginning: str) -> list[str]:
         return []
 
 
-def looked(folder: Path, look: Callable[[Path], _Found]) -> list[tuple[Path, _Found]]:
-    """What `look` finds in each file of tables in a folder; in the folder itself, where that may not be read."""
+def contents_in(folder: Path, read_file: Callable[[Path], _Found]) -> list[tuple[Path, _Found]]:
+    """What `read_file` gives for each file of tables in a folder; in the folder itself, where that may not be read."""
     try:
         paths = [folder / name for name in names(folder, "")]
     except OSError:
         paths = [folder]
-    return [(path, look(path)) for path in paths]
+    return [(path, read_file(path)) for path in paths]

@@ -1,7 +1,7 @@
 """What was learned in service: tables of a kind of their own in the user's folder, which are asked before the others.
 
-An entry has the bits of the kernel that it was raced against. So it changes no result, and ranks may differ in it.
-Where nothing was faster the entry is that kernel itself, so that it is not raced again.
+An entry has the bits of the kernel that it was timed against. So it changes no result, and ranks may differ in it.
+Where nothing was faster the entry is that kernel itself, so that it is not timed again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..hardware.device import DeviceInfo
-from ..hardware.silicon import Silicon
+from ..hardware.gpu_key import GpuKey
 from ..problem import GemmProblem
 from ..selection.bit_classes import bit_class
 from ..selection.select import Selection
@@ -58,7 +58,7 @@ def store(
     )
     found = {problem: read_entry(plain(given))}
     loaded = queries.tables_in(where, device, triton)
-    empty = Table(Silicon.of(device), triton, LEARNED)
+    empty = Table(GpuKey.of(device), triton, LEARNED)
     table = loaded.get(LEARNED, empty)
     loaded[LEARNED] = Table(*table.kind, table.entries | found)  # in one step: other threads may be asking
     return (by or write)(where.absolute(), empty, found)

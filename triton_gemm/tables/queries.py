@@ -15,7 +15,7 @@ from typing import Literal
 from .. import arguments
 from ..compat import free_in_children
 from ..hardware.device import DeviceInfo
-from ..hardware.silicon import Silicon, without_power
+from ..hardware.gpu_key import GpuKey, without_power
 from ..problem import GemmProblem
 from ..selection import batch_invariance, generation
 from ..selection.bit_classes import bit_class
@@ -94,7 +94,7 @@ def tables_in(where: Path, device: DeviceInfo, triton: str = files.TRITON) -> di
 
 def _load(where: Path, device: DeviceInfo, triton: str) -> dict[Kind, Table]:
     names = files.names_read(where, without_power(device.capability, device.num_sms, device.bus_width))
-    empty = [Table(Silicon.of(device), triton, bits) for bits in KINDS] if names else []
+    empty = [Table(GpuKey.of(device), triton, bits) for bits in KINDS] if names else []
     return {table.bits: _read_or_empty(where, table) for table in empty if table.name in names}
 
 
@@ -170,10 +170,10 @@ def torch_is_faster(problem: GemmProblem, device: DeviceInfo, invariant: bool = 
 def _held(
     problem: GemmProblem, device: DeviceInfo, bits: Bits, triton: str = files.TRITON
 ) -> Iterator[tuple[Source, Entry]]:
-    """The entries that answer for a problem, legal or not, in the order in which they are asked. A table without one
+    """The entries that answer for a problem, legal or not, in the order in which they are read. A table without one
     may have an entry for more rows of the problem's weight."""
     for source, where in folders():
-        for table in _asked(where, device, bits, triton):
+        for table in _tables_for(where, device, bits, triton):
             entry = table.entries.get(problem)
             if entry is None and table.by_weight and (weight := weight_of(problem)) in table.by_weight:
                 entry = serving(problem, device, table.entries, table.by_weight[weight])
@@ -181,8 +181,8 @@ def _held(
                 yield source, entry
 
 
-def _asked(where: Path, device: DeviceInfo, bits: Bits, triton: str = files.TRITON) -> list[Table]:
-    """A folder's tables in the order in which they are asked. What was learned has the bits of the model's choice of
+def _tables_for(where: Path, device: DeviceInfo, bits: Bits, triton: str = files.TRITON) -> list[Table]:
+    """A folder's tables in the order in which they are read. What was learned has the bits of the model's choice of
     then, which "any" does not hold to."""
     tables = tables_in(where, device, triton)
     kinds: tuple[Kind, ...] = ("any", "same") if bits == "any" else (LEARNED, "same")
@@ -234,7 +234,7 @@ def contents(device: DeviceInfo, bits: Bits = "same", triton: str = files.TRITON
     """
     found = hashlib.sha256()
     for source, where in folders():
-        for table in (x for x in _asked(where, device, bits, triton) if (x.bits == LEARNED) == learned):
+        for table in (x for x in _tables_for(where, device, bits, triton) if (x.bits == LEARNED) == learned):
             chosen = sorted(
                 text_of(
                     [plain(problem), plain(entry.algorithm), *[entry.least_rows] * bool(entry.least_rows)]

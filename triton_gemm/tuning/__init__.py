@@ -1,6 +1,6 @@
 """Tuning: choosing a GEMM's kernel and configuration by measurement, and storing it in a table.
 
-`recording` notes which products a program runs. `candidates` says what is worth timing for one, and `race` which is
+`recording` notes which products a program runs. `candidates` says what is worth timing for one, and `trials` which is
 timed when and which wins. `conditions` says whether the GPU is fit to be measured, and `gpu` measures. `journal`
 remembers what has failed. `session` goes from problem to problem and stores. `report` says what came of it.
 `comparison` times torch too. docs/tuning.md is about its use. What is not needed to record is imported when something
@@ -24,7 +24,7 @@ from .. import arguments, tables
 from ..arithmetic import DTYPES, result_dtype
 from ..compat import INTERPRETED, free_in_children
 from ..hardware.device import DeviceInfo, device_info
-from ..hardware.silicon import Silicon
+from ..hardware.gpu_key import GpuKey
 from ..operands import Order, operands_of_sizes
 from ..problem import GemmProblem, Request
 from ..runtime import policies
@@ -47,7 +47,7 @@ BUDGET_OF_A_CALL = 10.0  # seconds that the policy "tune" spends on a problem
 Shapes = str | os.PathLike[str] | Sequence[tuple[int, int, int] | GemmProblem] | Mapping[GemmProblem, int]
 log = logging.getLogger("triton_gemm.tuning")
 
-# What is timed at once is not timed well; whom progress is told may multiply.
+# What is timed at once is not timed well; what progress is reported to may multiply.
 one_at_a_time = free_in_children(threading.RLock())
 
 
@@ -137,8 +137,8 @@ def tune(
         calls, fewest = ({x: one[i] for x, one in ranges.items()} for i in (0, 1))
     wishes = Wishes(budget, bits, measure, tuple(configs), resume, repeat, fewest)
     _check(wishes.configs)
-    with measuring("tune", device, bits, measure) as gpu, shown(progress, step_text) as (told, ended):
-        report = Session(gpu, gpu.journal, wishes, told).run(calls, ended)
+    with measuring("tune", device, bits, measure) as gpu, shown(progress, step_text) as (on_step, ended):
+        report = Session(gpu, gpu.journal, wishes, on_step).run(calls, ended)
         return report if numbers is None else replace(report, served=served(calls, numbers, gpu.info, bits))
 
 
@@ -308,7 +308,7 @@ def journal_of(device: DeviceInfo) -> Journal:
     from .journal import Journal
 
     where = tables.folder()
-    path: Path | None = None if where is None else where / f"{Silicon.of(device)}-triton{TRITON}{tables.checks.JOURNAL}"
+    path: Path | None = None if where is None else where / f"{GpuKey.of(device)}-triton{TRITON}{tables.checks.JOURNAL}"
     return Journal(path, tables.versions())
 
 
@@ -316,7 +316,7 @@ def journal_of(device: DeviceInfo) -> Journal:
 
 
 def _choose(problem: GemmProblem, device: DeviceInfo) -> Selection:
-    """What the policy "tune" takes for a problem that no table has: the winner of a race on that GPU, be it
+    """What the policy "tune" takes for a problem that no table has: the winner of a trial on that GPU, be it
     stored or not; where there is none, the model's choice. Under batch invariance the one within its class of bits,
     which is tuned where that is the model's own."""
     choice = policies.by_model(problem, device)

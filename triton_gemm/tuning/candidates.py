@@ -60,7 +60,7 @@ def refused(
     problem: GemmProblem, device: DeviceInfo, found: Sequence[Selection], bits: Bits, configs: Sequence[Any]
 ) -> list[tuple[str, str]]:
     """Users' own configurations that none of the candidates `found` has, and what the kernels that they are for say."""
-    have = {(way.kernel, way.config) for way in found}
+    have = {(selection.kernel, selection.config) for selection in found}
     return [
         (str(config), "; ".join(f"{kernel}: {_refusal(problem, device, kernel, own, bits)}" for kernel, own in pairs))
         for config, pairs in ((config, kernels_of(config)) for config in configs)
@@ -103,7 +103,7 @@ def kernels_of(config: Any) -> list[tuple[str, TileConfig]]:
 
 
 def _own(problem: GemmProblem, device: DeviceInfo, own: Iterable[OfKernel]) -> Iterator[Candidate]:
-    """Users' configurations, the fastest way of each first."""
+    """Users' configurations, the fastest candidate of each first."""
     for found in of_configs(problem, device, own):
         yield from (candidate for _, candidate in found)
 

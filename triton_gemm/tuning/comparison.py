@@ -13,9 +13,9 @@ from ..problem import GemmProblem
 from ..runtime import policies
 from ..selection.select import Selection
 from ..tables.records import named
-from . import race
+from . import trials
 from .conditions import Monitor
-from .gpu import TORCH, Bench, Gpu, Way
+from .gpu import TORCH, Bench, Candidate, Gpu
 from .of_torch import torchs_product
 from .report import Comparison, ProductComparison
 
@@ -29,23 +29,23 @@ class Comparing:
 
     def __init__(self, gpu: Gpu, budget: float, progress: Callable[[Comparison], None]) -> None:
         self.gpu, self.budget, self.progress, self.begin = gpu, budget, progress, gpu.now()
-        self.monitor = Monitor(gpu.look, gpu.now)
+        self.monitor = Monitor(gpu.conditions, gpu.now)
 
     def run(self, calls: Mapping[GemmProblem, int], recorded: bool) -> Comparison:
         """Compares every problem, the most called first. DeviceLostError where one has cost the GPU."""
         chosen = {problem: self.choose(problem) for problem in sorted(calls, key=lambda problem: -calls[problem])}
-        for problem, way in chosen.items():
-            if isinstance(way, Selection):
-                self.gpu.prepare(problem, [way])
+        for problem, candidate in chosen.items():
+            if isinstance(candidate, Selection):
+                self.gpu.prepare(problem, [candidate])
         report = Comparison(self.gpu.info.name, recorded)
-        for i, (problem, way) in enumerate(chosen.items()):
+        for i, (problem, candidate) in enumerate(chosen.items()):
             left = self.budget - (self.gpu.now() - self.begin)
-            if isinstance(way, str):
-                one = ProductComparison(problem, "failed", way)
+            if isinstance(candidate, str):
+                one = ProductComparison(problem, "failed", candidate)
             elif left <= 0:
                 one = ProductComparison(problem, "no time")
             else:
-                one = self.compare(problem, way, min(max(left / (len(chosen) - i), TIMING_S[0]), TIMING_S[1]))
+                one = self.compare(problem, candidate, min(max(left / (len(chosen) - i), TIMING_S[0]), TIMING_S[1]))
             products = (*report.products, replace(one, calls=calls[problem]))
             report = replace(report, products=products, seconds=self.gpu.now() - self.begin)
             self.progress(report)
@@ -61,16 +61,16 @@ class Comparing:
         except RuntimeError as error:
             return f"{error}".splitlines()[0]
 
-    def compare(self, problem: GemmProblem, way: Selection, timing_s: float) -> ProductComparison:
+    def compare(self, problem: GemmProblem, candidate: Selection, timing_s: float) -> ProductComparison:
         """One product; a second time where the GPU was not fit to be measured during the first."""
         try:
             for attempt in self.monitor.attempts():
-                with closing(self.gpu.bench(problem, [way], attempt)) as bench:
-                    bench.prepare(way)
+                with closing(self.gpu.bench(problem, [candidate], attempt)) as bench:
+                    bench.prepare(candidate)
                     bench.prepare(TORCH)
                     self.monitor.before()
-                    found = timed(bench, ProductComparison(problem, "measured", kernel=named(way)), timing_s)
-        except (race.FailedError, torch.OutOfMemoryError) as error:
+                    found = timed(bench, ProductComparison(problem, "measured", kernel=named(candidate)), timing_s)
+        except (trials.FailedError, torch.OutOfMemoryError) as error:
             return ProductComparison(problem, "failed", f"{error}".splitlines()[0])
         return found if self.monitor.why is None else ProductComparison(problem, "refused", self.monitor.why)
 
@@ -79,16 +79,16 @@ def timed(bench: Bench, report: ProductComparison, timing_s: float) -> ProductCo
     """Rounds in which torch and we take turns, until their ratio is known well enough or the time is over."""
     torch_error, ours_error = bench.errors()
     until = bench.now() + timing_s
-    ways: list[Way] = [TORCH, bench.incumbent]
+    candidates: list[Candidate] = [TORCH, bench.incumbent]
     rows: tuple[list[float], list[float]] = ([], [])
     noise = math.inf
     while noise > PRECISE and len(rows[0]) < MOST_ROUNDS and (not rows[0] or bench.now() < until):
-        fit = int((until - bench.now()) / bench.round_s(ways))
-        for row, more in zip(rows, bench.time(ways, max(race.LEAST_ROUNDS, min(ROUNDS, fit))), strict=True):
+        fit = int((until - bench.now()) / bench.round_s(candidates))
+        for row, more in zip(rows, bench.time(candidates, max(trials.LEAST_ROUNDS, min(ROUNDS, fit))), strict=True):
             row += more
         logs = [math.log(torchs / ours) for torchs, ours in zip(*rows, strict=True)]
-        noise = race.CONFIDENCE * race.deviation(logs)
-    ratio, ours_us = math.exp(race.middle(logs)), 1000 * race.middle(rows[1])
+        noise = trials.CONFIDENCE * trials.deviation(logs)
+    ratio, ours_us = math.exp(trials.middle(logs)), 1000 * trials.middle(rows[1])
     errors = {"torch_error": torch_error, "ours_error": ours_error}
     times = {"torch_us": ratio * ours_us, "ours_us": ours_us, "ratio": ratio, "noise": noise}
     return replace(report, rounds=len(logs), **times, **errors)  # type: ignore[arg-type]  # which are figures

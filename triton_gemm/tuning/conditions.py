@@ -41,20 +41,20 @@ def complaint(before: Conditions, after: Conditions, best_ms: float) -> str | No
 
 
 class Monitor:
-    """Judges a GPU from one trial to the next. look: what a reference GEMM takes now; now: the clock, in seconds."""
+    """Judges a GPU from one trial to the next. measure: times a reference GEMM; now: the clock, in seconds."""
 
-    def __init__(self, look: Callable[[], Conditions], now: Callable[[], float]) -> None:
-        self._look, self._now = look, now
+    def __init__(self, measure: Callable[[], Conditions], now: Callable[[], float]) -> None:
+        self._measure, self._now = measure, now
         self.best_ms = math.inf  # of the reference GEMM
-        self.at, self.look_s = -math.inf, 0.0  # when it was timed last, and for how long
+        self.at, self.measure_s = -math.inf, 0.0  # when it was timed last, and for how long
         self.why: str | None = None  # times of the last attempt do not count
 
     def before(self, recent_s: float = 0.0) -> Conditions:
         """The conditions before a trial: the last ones, if they are less than `recent_s` old."""
         if self._now() - self.at >= recent_s:
-            begin, self.last = self._now(), self._look()
+            begin, self.last = self._now(), self._measure()
             self.at = self._now()
-            self.look_s, self.best_ms = self.at - begin, min(self.best_ms, self.last.ms)
+            self.measure_s, self.best_ms = self.at - begin, min(self.best_ms, self.last.ms)
         return self.last
 
     def attempts(self, *, clock_lags: bool = False) -> Iterator[int]:

@@ -30,20 +30,20 @@ from .conditions import Conditions
 from .journal import Journal
 from .of_torch import torchs_product
 from .operands import BETA, Operands, operands, sets_of
-from .race import FailedError
 from .report import Measure
 from .timing import DeviceLostError
+from .trials import FailedError
 from .truth import distance, relative_errors
 
 LIMIT_S = 10.0  # of a candidate's first launch
 REPLAY_MS = 4.0
 QUEUE = (20, 200)  # calls in a row of "eager", at least and at most
 REFERENCE = 1024  # sides of the product that is timed before and after: too small to meet the power limit
-LOOKS = 21  # replays of it
+REPLAYS = 21  # of it
 PATIENCE_S, STRETCH_S = 0.4, 0.05  # for the clocks to settle
 Torch = Literal["torch"]
 TORCH: Torch = "torch"  # as a candidate: torch's own GEMM
-Way = Selection | Torch
+Candidate = Selection | Torch
 Run = Callable[[Operands], torch.Tensor]  # launches a product, and gives the tensor that will have the result
 
 
@@ -62,33 +62,33 @@ class Gpu:
     def now(self) -> float:
         return time.monotonic()
 
-    def prepare(self, problem: GemmProblem, ways: Sequence[Selection]) -> None:
+    def prepare(self, problem: GemmProblem, candidates: Sequence[Selection]) -> None:
         """Has candidates compiled, after those that came before, and then makes the reference product, so that no
         product's share of the budget pays for it."""
-        new = [way for way in ways if (problem, way) not in self.plans]
-        self.plans |= {(problem, way): None for way in new}
-        self.compiler.add([(problem, way) for way in new])
+        new = [candidate for candidate in candidates if (problem, candidate) not in self.plans]
+        self.plans |= {(problem, candidate): None for candidate in new}
+        self.compiler.add([(problem, candidate) for candidate in new])
         with suppress(torch.OutOfMemoryError):  # reported later by the bench, which allocates the operands
             self._reference()
 
     def _compile(self, job: object) -> None:
         """Plans and compiles a candidate: what cannot be planned has failed like what cannot be compiled."""
         torch.cuda.set_device(self.device)  # the current device is a thread's own
-        problem, way = cast(tuple[GemmProblem, Selection], job)
-        plan = self.plans[problem, way] = GemmPlan(problem, way, self.device)
+        problem, candidate = cast(tuple[GemmProblem, Selection], job)
+        plan = self.plans[problem, candidate] = GemmPlan(problem, candidate, self.device)
         plan.compile()
 
-    def ready(self, problem: GemmProblem, ways: Sequence[Selection]) -> bool:
+    def ready(self, problem: GemmProblem, candidates: Sequence[Selection]) -> bool:
         """Whether all of these, which are `prepare`d, are compiled or have failed."""
-        return all(self.compiler.done((problem, way)) for way in ways)
+        return all(self.compiler.done((problem, candidate)) for candidate in candidates)
 
     def pause(self, seconds: float) -> None:
         self.compiler.pause(seconds)
 
-    def bench(self, problem: GemmProblem, ways: Sequence[Selection], seed: int) -> Bench:
+    def bench(self, problem: GemmProblem, candidates: Sequence[Selection], seed: int) -> Bench:
         """torch.OutOfMemoryError where there is too little memory for the operands."""
-        self.prepare(problem, ways)
-        return Bench(self, problem, ways[0], seed)
+        self.prepare(problem, candidates)
+        return Bench(self, problem, candidates[0], seed)
 
     def forget(self, problem: GemmProblem) -> None:
         """Its candidates will not be timed again: those that nothing compiles yet are not compiled, so that the next
@@ -99,13 +99,13 @@ class Gpu:
             if key in cancelled or self.compiler.done(key):
                 del self.plans[key]
 
-    def look(self) -> Conditions:
+    def conditions(self) -> Conditions:
         replay = self._reference()
         timing.settle(replay.start, PATIENCE_S, STRETCH_S)
-        reads = [replay.start() for _ in range(LOOKS)]
+        reads = [replay.start() for _ in range(REPLAYS)]
         mhz, slowed = nvml.sm_clock(self.info.uuid), nvml.slowed(self.info.uuid)
         times = sorted(read() for read in reads)
-        return Conditions(median(times), mhz, slowed, times[LOOKS * 4 // 5] / times[LOOKS // 5])
+        return Conditions(median(times), mhz, slowed, times[REPLAYS * 4 // 5] / times[REPLAYS // 5])
 
     def _reference(self) -> timing.Replay:
         if self.reference is not None:
@@ -125,7 +125,7 @@ class Gpu:
 
 
 class Bench:
-    """One problem on a GPU, with its operands; as `race.Bench` has it."""
+    """One problem on a GPU, with its operands; as `trials.Bench` has it."""
 
     def __init__(self, gpu: Gpu, problem: GemmProblem, incumbent: Selection, seed: int) -> None:
         self.gpu, self.problem, self.incumbent = gpu, problem, incumbent
@@ -135,8 +135,8 @@ class Bench:
         self.c = self.sets[0][2].clone() if problem.has_beta else None
         self.expected: torch.Tensor | None = None  # the incumbent's result
         self.torchs: torch.Tensor | None = None  # and torch's
-        self.starts: dict[Way, timing.Stopwatch] = {}
-        self.round_ms: dict[Way, float] = {}
+        self.starts: dict[Candidate, timing.Stopwatch] = {}
+        self.round_ms: dict[Candidate, float] = {}
 
     def now(self) -> float:
         return self.gpu.now()
@@ -144,20 +144,20 @@ class Bench:
     def pause(self, seconds: float) -> None:
         self.gpu.compiler.pause(seconds)
 
-    def ready(self, way: Way) -> bool:
+    def ready(self, candidate: Candidate) -> bool:
         if self.gpu.measure == "eager":  # compiling takes Python's time, which is measured
             return all(self.gpu.compiler.done(key) for key in self.gpu.plans if key[0] == self.problem)
-        return way == TORCH or self.gpu.compiler.done((self.problem, way))
+        return candidate == TORCH or self.gpu.compiler.done((self.problem, candidate))
 
-    def prepare(self, way: Way) -> float:
+    def prepare(self, candidate: Candidate) -> float:
         """Torch's product, too: FailedError where torch has none."""
-        run = self._of_torch() if way == TORCH else self._compiled(way)
-        if self._is_optional(way):
-            self.gpu.journal.begin(self.problem, way)
+        run = self._of_torch() if candidate == TORCH else self._compiled(candidate)
+        if self._is_optional(candidate):
+            self.gpu.journal.begin(self.problem, candidate)
         try:
-            why = self._check(way, self._launch(run, way))
+            why = self._check(candidate, self._launch(run, candidate))
             if why is None:
-                return self._make_ready(run, way)
+                return self._make_ready(run, candidate)
         except DeviceLostError:
             raise
         except torch.OutOfMemoryError as error:
@@ -166,20 +166,20 @@ class Bench:
         except Exception as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             if timing.lost(self.gpu.device) is not None:
-                self._lost(way, why)
+                self._lost(candidate, why)
         finally:
             self.gpu.journal.end()
-        return self._fail(way, why)
+        return self._fail(candidate, why)
 
-    def _compiled(self, way: Selection) -> Run:
-        key = (self.problem, way)
-        if way == self.incumbent:  # nothing is timed yet that this process could disturb
+    def _compiled(self, candidate: Selection) -> Run:
+        key = (self.problem, candidate)
+        if candidate == self.incumbent:  # nothing is timed yet that this process could disturb
             self.gpu.compiler.compile_here(key)
         while not self.gpu.compiler.done(key):
             self.gpu.compiler.pause(0.1)
         why = self.gpu.compiler.failure(key)
         if why is not None:
-            self._fail(way, why)
+            self._fail(candidate, why)
         plan = self.gpu.plans[key]
         assert plan is not None
         return partial(self._run, plan)
@@ -191,17 +191,17 @@ class Bench:
         beta = BETA if self.problem.has_beta else 0.0
         return lambda of: product(*of, beta=beta)
 
-    def _is_optional(self, way: Way) -> TypeGuard[Selection]:
+    def _is_optional(self, candidate: Candidate) -> TypeGuard[Selection]:
         """Whether tuning can leave it out. The journal records failures of such candidates only: the model's choice and
         torch's GEMM are what users run anyway."""
-        return way not in (self.incumbent, TORCH)
+        return candidate not in (self.incumbent, TORCH)
 
-    def _fail(self, way: Way, why: str) -> float:
-        if self._is_optional(way):
-            self.gpu.journal.failed(self.problem, way, why)
-        raise FailedError(f"torch: {why}" if way == TORCH else why)
+    def _fail(self, candidate: Candidate, why: str) -> float:
+        if self._is_optional(candidate):
+            self.gpu.journal.failed(self.problem, candidate, why)
+        raise FailedError(f"torch: {why}" if candidate == TORCH else why)
 
-    def _launch(self, run: Run, way: Way) -> torch.Tensor:
+    def _launch(self, run: Run, candidate: Candidate) -> torch.Tensor:
         """For the first time, and waits for at most LIMIT_S seconds; the result."""
         first = self.sets[0]
         if self.c is not None:
@@ -210,34 +210,34 @@ class Bench:
             first[2].fill_(math.nan if first[2].is_floating_point() else -(2**31))
         torch.cuda.synchronize(self.gpu.device)
         result = run(first)
-        self._wait([(way, _recorded())], LIMIT_S)
+        self._wait([(candidate, _recorded())], LIMIT_S)
         return result
 
-    def _wait(self, launched: Sequence[tuple[Way, torch.cuda.Event]], limit_s: float) -> None:
+    def _wait(self, launched: Sequence[tuple[Candidate, torch.cuda.Event]], limit_s: float) -> None:
         """Until the last of what was launched, in this order, has ended; the first that has not is to blame."""
         deadline = time.monotonic() + limit_s
-        for way, ended in launched:
+        for candidate, ended in launched:
             try:
                 while not ended.query():
                     if time.monotonic() > deadline:
-                        self._lost(way, f"it runs for more than {limit_s:.3g} s")
+                        self._lost(candidate, f"it runs for more than {limit_s:.3g} s")
                     time.sleep(0)
             except DeviceLostError:
                 raise
             except RuntimeError as error:
-                self._lost(way, f"{error}".splitlines()[0])
+                self._lost(candidate, f"{error}".splitlines()[0])
 
     def _run(self, plan: GemmPlan, of: Operands) -> torch.Tensor:
         a, b, c, *auxiliary = of
         plan.run(a, b, c, tuple(auxiliary), 1.0, BETA if self.problem.has_beta else 0.0)
         return c
 
-    def _check(self, way: Way, c: torch.Tensor) -> str | None:
+    def _check(self, candidate: Candidate, c: torch.Tensor) -> str | None:
         """Why what it has computed is wrong, or None. Of torch's own result `errors` says how wrong it is."""
-        if not self._is_optional(way):
+        if not self._is_optional(candidate):
             if c.is_floating_point() and not bool(torch.isfinite(c).all()):
                 return "results are not finite (C holds NaN before the call)"
-            if way == TORCH:
+            if candidate == TORCH:
                 self.torchs = c.clone()
             else:
                 self.expected = c.clone()
@@ -264,28 +264,28 @@ class Bench:
             return math.nan, math.nan
         return torchs, ours
 
-    def _make_ready(self, run: Run, way: Way) -> float:
+    def _make_ready(self, run: Run, candidate: Candidate) -> float:
         calls: list[Callable[[], object]] = [partial(run, of) for of in self.sets]
         with loading:  # what other threads load meanwhile keeps this one from launching
             estimate = timing.once_ms(calls[-1])
         if self.gpu.measure == "eager":
             least, most = QUEUE
             length = max(least, min(most, round(REPLAY_MS / estimate)))
-            self.starts[way] = timing.Queue(calls, length, drain=True).start
+            self.starts[candidate] = timing.Queue(calls, length, drain=True).start
         else:
             length = timing.repeats(estimate, len(calls), REPLAY_MS)
             with loading:  # what else is compiled is loaded before the capture, or after
-                self.starts[way] = timing.Replay(calls, length).start
-        self.round_ms[way] = estimate * length
+                self.starts[candidate] = timing.Replay(calls, length).start
+        self.round_ms[candidate] = estimate * length
         return estimate
 
-    def time(self, ways: Sequence[Way], rounds: int) -> list[list[float]]:
-        launched: list[tuple[Way, torch.cuda.Event]] = []
-        limit_s = LIMIT_S + 10 * rounds * self.round_s(ways)
+    def time(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
+        launched: list[tuple[Candidate, torch.cuda.Event]] = []
+        limit_s = LIMIT_S + 10 * rounds * self.round_s(candidates)
 
-        def watched(way: Way) -> Callable[[], float]:
-            read = self.starts[way]()
-            launched.append((way, _recorded()))
+        def watched(candidate: Candidate) -> Callable[[], float]:
+            read = self.starts[candidate]()
+            launched.append((candidate, _recorded()))
 
             def wait() -> float:
                 self._wait(launched, limit_s)
@@ -296,14 +296,16 @@ class Bench:
 
         eager = self.gpu.measure == "eager"
         with timing.no_garbage() if eager else nullcontext():
-            times = timing.interleave({str(i): partial(watched, way) for i, way in enumerate(ways)}, rounds)
+            times = timing.interleave(
+                {str(i): partial(watched, candidate) for i, candidate in enumerate(candidates)}, rounds
+            )
         return list(times.values())
 
-    def round_s(self, ways: Sequence[Way]) -> float:
-        return sum(self.round_ms[way] for way in ways) / 1000
+    def round_s(self, candidates: Sequence[Candidate]) -> float:
+        return sum(self.round_ms[candidate] for candidate in candidates) / 1000
 
-    def drop(self, way: Way) -> None:
-        self.starts.pop(way, None)
+    def drop(self, candidate: Candidate) -> None:
+        self.starts.pop(candidate, None)
 
     def close(self) -> None:
         """Gives its memory back."""
@@ -312,11 +314,11 @@ class Bench:
         release_captured()
         self.c = self.expected = self.torchs = None
 
-    def _lost(self, way: Way, why: str) -> None:
-        what = way if way == TORCH else f"{way.kernel} {way.config}"
+    def _lost(self, candidate: Candidate, why: str) -> None:
+        what = candidate if candidate == TORCH else f"{candidate.kernel} {candidate.config}"
         message = f"the GPU cannot be used any more in this process: {what}: {why}"
-        if self._is_optional(way):
-            self.gpu.journal.failed(self.problem, way, why)
+        if self._is_optional(candidate):
+            self.gpu.journal.failed(self.problem, candidate, why)
             message += ". Another process leaves it out; what was tuned before is kept, and tuning goes on from there "
             message += "with resume=True"
         raise DeviceLostError(message)

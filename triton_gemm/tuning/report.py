@@ -169,14 +169,14 @@ class TuningReport:
 
     @property
     def same_again(self) -> float:
-        """Of further races (`repeat`), the share that the same candidate won; NaN where there were none."""
-        again = [race.same for one in self.shapes for race in one.again]
+        """Of further trials (`repeat`), the share that the same candidate won; NaN where there were none."""
+        again = [other.same for one in self.shapes for other in one.again]
         return sum(again) / len(again) if again else math.nan
 
     @property
     def within_1_percent(self) -> float:
-        """Of the same, the share whose winner was within 1 % of the first race's in time."""
-        again = [abs(race.slower) <= 0.01 for one in self.shapes for race in one.again]
+        """Of the same, the share whose winner was within 1 % of the first trial's in time."""
+        again = [abs(other.slower) <= 0.01 for one in self.shapes for other in one.again]
         return sum(again) / len(again) if again else math.nan
 
     @property

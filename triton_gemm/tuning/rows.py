@@ -62,9 +62,9 @@ def candidates_of_rows(
         for algorithm in dict.fromkeys(dealt_out_for(problem, x, device) for x in algorithms):
             if algorithm is None or algorithm == choice.algorithm or illegal(problem, device, algorithm) is not None:
                 continue
-            way = Selection(algorithm, "", choice.precision, "tuner")
-            if bits == "any" or bit_class(problem, way) == bit_class(problem, choice):
-                yield way
+            selection = Selection(algorithm, "", choice.precision, "tuner")
+            if bits == "any" or bit_class(problem, selection) == bit_class(problem, choice):
+                yield selection
 
     found = {x.algorithm: x for x in (choice, *islice(fitting(reversed(winners)), NEAR), *fitting(others))}
     return list((found | {x.algorithm: x for x in ranked[1:FEW] if x.algorithm not in found}).values())
@@ -74,6 +74,6 @@ def served(problems: Iterable[GemmProblem], rows: Collection[int], device: Devic
     """The share of numbers of rows for which tables have what is used, over the weights of problems."""
     ordered = sorted(rows)
     some = ordered[:: -(-len(ordered) // SAMPLE)]
-    asked = [replace(weight, M=M) for weight in dict.fromkeys(map(weight_of, problems)) if weight for M in some]
+    needed = [replace(weight, M=M) for weight in dict.fromkeys(map(weight_of, problems)) if weight for M in some]
     only = None if bits == "any" else lambda problem, device: bit_class(problem, select(problem, device))
-    return sum(tables.lookup(x, device, bits, only) is not None for x in asked) / len(asked)
+    return sum(tables.lookup(x, device, bits, only) is not None for x in needed) / len(needed)

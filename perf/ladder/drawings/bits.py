@@ -53,9 +53,9 @@ def tf32() -> Drawing:
     of_operand = {"fp32": given[0], "truncated": read(given[0]), "rounded by k07": rounded[0]}
     _operand(figure.add_subplot(top), of_operand)
     x = [(number(bits) - 1) / STEP for bits in given[1:]]
-    for name, after, look in (("truncated", map(read, given[1:]), "s-"), ("rounded", rounded[1:], "o-")):
+    for name, after, style in (("truncated", map(read, given[1:]), "s-"), ("rounded", rounded[1:], "o-")):
         missed = [(number(one) - 1) / STEP - where for one, where in zip(after, x, strict=True)]
-        lost.plot(x, missed, look, color=BLUE if name == "rounded" else RED, markersize=4, linewidth=1, label=name)
+        lost.plot(x, missed, style, color=BLUE if name == "rounded" else RED, markersize=4, linewidth=1, label=name)
     lost.axhline(0, color=GREY, linewidth=0.8)
     lost.set(xlabel="operand: 1 and so many steps of TF32", ylabel="error, steps", title="What an operand loses")
     lost.legend(loc="upper left", bbox_to_anchor=(0, -0.36), ncols=2, borderaxespad=0, fontsize=8.5)

@@ -1,4 +1,4 @@
-"""What the ladder's drawings share: their look, rectangles and keys, and how one becomes an SVG."""
+"""What the ladder's drawings share: their style, rectangles and keys, and how one becomes an SVG."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perf.common.style import DARK_SVG, PALETTE, STYLE
 
 LIGHT, ORANGE, GREEN, PINK, BLUE, RED = PALETTE
 EMPTY, WAITING, BUSY_WAIT = "#e8e8e8", "#f7dca6", "#bdbdbd"
-LOOK = {
+DRAWING_STYLE = {
     **STYLE,
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -45,26 +45,26 @@ class Drawing:
     def svg(self) -> str:
         """The same text each time, with its title and description for who cannot see it."""
         text = io.StringIO()
-        with plt.rc_context(LOOK):
+        with plt.rc_context(DRAWING_STYLE):
             self.figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": MADE_WITH})
         plt.close(self.figure)
-        says = f"<title>{escape(self.title, quote=False)}</title>\n <desc>{escape(self.caption, quote=False)}</desc>"
-        says += f" {DARK_SVG}"
-        found = re.sub(r"(<svg [^>]*?)>", rf'\1 role="img">\n {says}', text.getvalue(), count=1, flags=re.DOTALL)
+        head = f"<title>{escape(self.title, quote=False)}</title>\n <desc>{escape(self.caption, quote=False)}</desc>"
+        head += f" {DARK_SVG}"
+        found = re.sub(r"(<svg [^>]*?)>", rf'\1 role="img">\n {head}', text.getvalue(), count=1, flags=re.DOTALL)
         return re.sub(r" ?(<g id=.(?:axes|legend|text)_\d+.>) ?", r"\n\1", " ".join(found.split())) + "\n"
 
 
-def boxes(axes: Axes, places: Iterable[Box], color: str, edge: float = 0, **look: Any) -> None:
-    """Rectangles of one look, as one outline; edge: how wide its white line is."""
+def boxes(axes: Axes, places: Iterable[Box], color: str, edge: float = 0, **style: Any) -> None:
+    """Rectangles of one style, as one outline; edge: how wide its white line is."""
     outlines = [Outline([(x, y), (u, y), (u, v), (x, v), (x, y)], closed=True) for x, u, y, v in places]
     if outlines:
-        known = {"facecolor": color, "edgecolor": "white", "linewidth": edge, **look}
+        known = {"facecolor": color, "edgecolor": "white", "linewidth": edge, **style}
         axes.add_patch(PathPatch(Outline.make_compound_path(*outlines), **known))
 
 
-def words(axes: Axes, x: float, y: float, says: object, to: str = "center", **look: Any) -> None:
+def words(axes: Axes, x: float, y: float, text: object, to: str = "center", **style: Any) -> None:
     """Around y, with x at their `to`, and small."""
-    axes.text(x, y, str(says), ha=to, **{"va": "center", "fontsize": 8.5, **look})
+    axes.text(x, y, str(text), ha=to, **{"va": "center", "fontsize": 8.5, **style})
 
 
 def merged(places: Iterable[Box]) -> Iterable[Box]:
@@ -77,12 +77,12 @@ def merged(places: Iterable[Box]) -> Iterable[Box]:
     return found
 
 
-def key(axes: Axes, entries: dict[str, str], below: float = -0.2, *more: Any, **look: Any) -> None:
+def key(axes: Axes, entries: dict[str, str], below: float = -0.2, *more: Any, **style: Any) -> None:
     """What colours mean, and other handles, under the axes."""
     handles = [*(plt.Rectangle((0, 0), 1, 1, color=color, label=label) for label, color in entries.items()), *more]
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, below), "borderaxespad": 0, "handlelength": 1}
     place |= {"ncols": len(handles), "fontsize": 8.5, "columnspacing": 1.2}
-    axes.legend(handles=handles, **{**place, **look})
+    axes.legend(handles=handles, **{**place, **style})
 
 
 def frame(axes: Axes, title: str, x: tuple[float, float], y: tuple[float, float], **more: Any) -> None:

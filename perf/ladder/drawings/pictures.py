@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 
 from perf.common.files import link
 from perf.ladder.drawings import bits, places, times, twins
-from perf.ladder.drawings.canvas import LOOK, MADE_WITH, Drawing
+from perf.ladder.drawings.canvas import DRAWING_STYLE, MADE_WITH, Drawing
 from perf.measure.environment import ROOT
 
 FOLDER = ROOT / "docs" / "drawings"
@@ -37,7 +37,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
 @cache
 def drawn(name: str) -> str:
     """A drawing's SVG, of traces that are recorded now. Raises UnavailableError where the interpreter cannot be had."""
-    with plt.rc_context(LOOK):
+    with plt.rc_context(DRAWING_STYLE):
         return DRAWINGS[name]().svg()
 
 

@@ -49,7 +49,7 @@ def _load(axes: Axes, access: traces.Access, title: str, rows: int) -> None:
     frame(axes, title, (0, LINE), (0, rows), names=shown, ticks=ticks, xlabel="byte of a 128-byte line")
 
 
-def _says(rung: str, operand: str, access: traces.Access) -> str:
+def _access_text(rung: str, operand: str, access: traces.Access) -> str:
     sectors = len(access.sectors)
     return (
         f"{rung}: one load of {operand.upper()} by a warp touches {sectors} sectors of {SECTOR} bytes, of whose "
@@ -65,7 +65,7 @@ def naive() -> Drawing:
     for lane in (0, 8, 16, 24, 31):
         words(axes, LINE + 3, lane + 0.5, f"lane {lane}", "left", color=GREY)
     key(axes, LOADED, -0.17)
-    caption = f"{_says('k01', 'a', access)}. Its lanes read rows of A that lie {access.lanes[1]:,} bytes apart."
+    caption = f"{_access_text('k01', 'a', access)}. Its lanes read rows of A that lie {access.lanes[1]:,} bytes apart."
     return Drawing("The addresses of one load by a warp of k01", caption, figure)
 
 
@@ -79,12 +79,12 @@ def coalesced() -> Drawing:
     for lane in range(0, traces.WARP, 8):
         words(right, LINE + 3, lane // 8 + 0.5, f"lanes {lane} to {lane + 7}", "left", color=GREY)
     key(left, LOADED, -0.2)
-    says = f"A lane reads {access.width} bytes, {each} columns of B.\nFor each of its {each} FMAs the warp moves\n"
-    says += f"{moved // each} sectors, and not {len(before.sectors)}."
-    words(right, 0, 5.1, says, "left", va="top", fontsize=9)
+    text = f"A lane reads {access.width} bytes, {each} columns of B.\nFor each of its {each} FMAs the warp moves\n"
+    text += f"{moved // each} sectors, and not {len(before.sectors)}."
+    words(right, 0, 5.1, text, "left", va="top", fontsize=9)
     caption = (
-        f"{_says('k02', 'b', access)}. A lane reads {access.width} bytes at once, {each} neighbouring columns of B: "
-        f"{moved // each} sectors for each FMA of a warp's lanes, where k01 needs {len(before.sectors)}."
+        f"{_access_text('k02', 'b', access)}. A lane reads {access.width} bytes at once, {each} neighbouring columns "
+        f"of B: {moved // each} sectors for each FMA of a warp's lanes, where k01 needs {len(before.sectors)}."
     )
     return Drawing("The addresses of one load by a warp, k01 against k02", caption, figure)
 
@@ -112,16 +112,16 @@ def blocked() -> Drawing:
     words(axes, first + 2, row - 1.5, f"one of A: {n} results", "left", color=BLUE, va="bottom")
     words(axes, column - 1.5, first + m - 2, f"one of B: {m} results", "right", color=RED, va="bottom")
     frame(axes, "A tile of A and one of B in shared memory", (-12, first + n + 1), (0, first + m + 9), equal=True)
-    asked = {rung: 4 * trace[rung]["loaded"] / trace[rung]["fma"] for rung in ("k01", "k02", "k03")}
-    bars.barh(list(asked), list(asked.values()), color=[GREY, GREY, BLUE], height=0.6)
-    for i, value in enumerate(asked.values()):
+    bytes_per_fma = {rung: 4 * trace[rung]["loaded"] / trace[rung]["fma"] for rung in ("k01", "k02", "k03")}
+    bars.barh(list(bytes_per_fma), list(bytes_per_fma.values()), color=[GREY, GREY, BLUE], height=0.6)
+    for i, value in enumerate(bytes_per_fma.values()):
         words(bars, value + 0.06, i, f"{value:.3g}", "left", fontsize=9)
     limits = {"xlim": (0, 4.8), "ylim": (2.5, -0.5)}
     bars.set(**limits, xlabel="bytes a program loads for an FMA", title="What is loaded from L1, L2 or memory")
     often = {1: "once", 2: "twice"}[trace["k03"]["most"]]
     caption = (
         f"A program loads an element of a tile {often}, and uses one of A {n} times and one of B {m} times: "
-        f"{asked['k03']:.3g} bytes loaded for an FMA, where k02 loads {asked['k02']:.3g}."
+        f"{bytes_per_fma['k03']:.3g} bytes loaded for an FMA, where k02 loads {bytes_per_fma['k02']:.3g}."
     )
     return Drawing("How often a tile in shared memory is used", caption, figure)
 
@@ -132,7 +132,7 @@ def blocked() -> Drawing:
 def grouped() -> Drawing:
     trace, counts = traces.recorded(), {}
     figure, both = plt.subplots(1, 2, figsize=(7.4, 3.9), gridspec_kw={"wspace": 0.12})
-    for axes, (rung, says) in zip(both, {"k03": "down the columns", "k04": "groups of rows"}.items(), strict=True):
+    for axes, (rung, text) in zip(both, {"k03": "down the columns", "k04": "groups of rows"}.items(), strict=True):
         edge, rows, columns = (trace[rung][name] for name in ("edge", "a", "b"))
         counts[rung] = len(rows) + len(columns)
         wide = edge / 28
@@ -141,7 +141,7 @@ def grouped() -> Drawing:
         boxes(axes, [(min(columns), max(columns) + 1, -1.6 * wide, -0.6 * wide)], RED)
         of = {column: [row for row, one in trace[rung]["tiles"] if one == column] for column in columns}
         boxes(axes, merged((x, x + 1, min(mine), max(mine) + 1) for x, mine in of.items()), GREEN)
-        title = f"{rung}, {says}:\n{len(rows)} + {len(columns)} = {counts[rung]} tiles of A and B a step"
+        title = f"{rung}, {text}:\n{len(rows)} + {len(columns)} = {counts[rung]} tiles of A and B a step"
         frame(axes, title, (-2 * wide, edge + 1), (-2 * wide, edge + 1), equal=True)
         words(axes, edge / 2, edge / 2, f"C, {edge} x {edge} tiles", color=GREY)
     programs, size = len(trace["k04"]["tiles"]), trace["k03"]["edge"] * trace["k03"]["tile"]
@@ -208,8 +208,8 @@ def tma() -> Drawing:
         corners = [(x0 + x, y) for y in range(0, rows, high) for x in range(0, columns, wide)]
         count += len(corners)
         boxes(left, [(x, x + wide, y, y + high) for x, y in corners], color, 1.5)
-        says = f"{name.upper()}, {rows} x {columns}:\n{len(corners)} of {high} x {wide}"
-        words(left, x0, rows + 6, says, "left", va="top", color=color)
+        text = f"{name.upper()}, {rows} x {columns}:\n{len(corners)} of {high} x {wide}"
+        words(left, x0, rows + 6, text, "left", va="top", color=color)
     frame(left, f"{count} boxes for a k-tile", (-2, k + 26 + n), (-2, m + 44), equal=True)
     places = traces.recorded()["k10"]["swizzle"]
     titles = {"Unswizzled": [list(range(8))] * 8, "As TMA swizzles it": places}

@@ -121,12 +121,12 @@ class Loop:
         groups: list[float] = []  # when each k-tile has arrived
         products: list[float] = []
 
-        def ask() -> None:
+        def request() -> None:
             step = len(groups)
             groups.append(clock.copy(clock.now, step, step % self.slots) if step < steps else clock.now)
 
         for _ in range(self.ahead):
-            ask()
+            request()
         for step in range(steps):
             halves = 0
             for operation in self.body:
@@ -135,7 +135,7 @@ class Loop:
                 if operation.name in ("copy", "load"):
                     halves += 1
                     if halves % 2 == 0:
-                        ask()
+                        request()
                 elif operation.name == "wait":
                     clock.now = max([clock.now, *groups[: len(groups) - operation.number // 2]])
                 elif operation.name == "dot":
@@ -199,7 +199,7 @@ def ring() -> Ring:
     found = Ring(Clock.of("k11"), trace["slots"], [], [])
     clock, left = found.clock, {role: list(trace[role]) for role in ("load", "mma")}
     now = dict.fromkeys(left, 0.0)
-    asked: Counter[tuple[str, int]] = Counter()  # how often a barrier was waited for
+    waited_for: Counter[tuple[str, int]] = Counter()  # how often a barrier was waited for
     copies: list[int] = []  # their slots: of A and of B for each k-tile
     products: list[float] = []
 
@@ -208,11 +208,11 @@ def ring() -> Ring:
         if what == "wait":
             *barrier, phase = more
             turns = [when for *one, when in found.turns if one == barrier]
-            before = asked[barrier[0], barrier[1]]
+            before = waited_for[barrier[0], barrier[1]]
             needed = before + (before % 2 == phase)  # turns, after which the barrier's phase is not `phase`
             if len(turns) < needed:
                 return False
-            asked[barrier[0], barrier[1]] += 1
+            waited_for[barrier[0], barrier[1]] += 1
             until = max([now[role], *turns[:needed]])
             if until > now[role]:
                 found.waits.append((role, now[role], until))

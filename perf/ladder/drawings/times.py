@@ -151,9 +151,9 @@ def warp_specialised() -> Drawing:
     _bars(axes, _in_one_row(products), GREEN, rows["mma"], 0.5, 0.6)
     _bars(axes, stores, PINK, rows["store"], high=0.6)
     boxes(axes, [(bar.start, bar.start + end / 200, 0.2, 0.8) for bar in loads], ORANGE)
-    for name, mark, look in (("full", "v", "black"), ("empty", "^", "white")):
+    for name, mark, face in (("full", "v", "black"), ("empty", "^", "white")):
         turns = [(when, slot + 1.32 + 0.76 * (name == "empty")) for who, slot, when in ring.turns if who == name]
-        style = {"color": "black", "markerfacecolor": look, "markersize": 4.5, "linestyle": "", "clip_on": False}
+        style = {"color": "black", "markerfacecolor": face, "markersize": 4.5, "linestyle": "", "clip_on": False}
         axes.plot(*zip(*turns, strict=True), marker=mark, label=f"barrier “{name}” turns", **style)
     _numbers(axes, products, 1.7, size=7.5)
     _numbers(axes, _in_one_row(products), rows["mma"], size=7.5)

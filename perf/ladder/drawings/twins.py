@@ -91,33 +91,37 @@ class Source:
         return range(0, self.value(found[-1][0], names), int(found[-1][1] or 1)) if found else range(1)
 
 
-def asked_of(source: Source, tile: str, indices: Sequence[str], lane: int, bytes_wide: int, **more: int) -> list[int]:
+def addresses_of(
+    source: Source, tile: str, indices: Sequence[str], lane: int, bytes_wide: int, **more: int
+) -> list[int]:
     """The words that a lane of the first warp asks of shared memory at once."""
     first = source.address(tile, indices, {**source.names(lane), **more}) // WORD
     return list(range(first, first + bytes_wide // WORD))
 
 
-def turns(asked: Iterable[Sequence[int]]) -> list[int]:
+def turns(addresses: Iterable[Sequence[int]]) -> list[int]:
     """When shared memory serves each of several neighbouring words that are asked together: a bank has one word a
     turn."""
     busy, found = [0] * BANKS, []
-    for each in asked:
+    for each in addresses:
         found.append(max(busy[word % BANKS] for word in each))
         for word in each:
             busy[word % BANKS] = found[-1] + 1
     return found
 
 
-def _banks(axes: Axes, title: str, asked: Sequence[Sequence[int]], colors: Sequence[str], most: int, says: str) -> int:
+def _banks(
+    axes: Axes, title: str, addresses: Sequence[Sequence[int]], colors: Sequence[str], most: int, text: str
+) -> int:
     """A column for each bank and a row for each turn, of which there are so many."""
-    when = turns(asked)
+    when = turns(addresses)
     count = max(when) + 1
     boxes(axes, [(0, BANKS, 0, count)], EMPTY)
-    for each, y, color in zip(asked, when, colors, strict=True):
+    for each, y, color in zip(addresses, when, colors, strict=True):
         boxes(axes, [(each[0] % BANKS, each[0] % BANKS + len(each), y, y + 1)], color, 0.5)
     names, ticks = {y + 0.5: f"turn {y + 1}" for y in range(count)}, {x: str(x) for x in range(0, BANKS + 1, 8)}
     title = f"{title}: {count} turn{'s' if count > 1 else ''}"
-    frame(axes, title, (0, BANKS), (0, most), names=names, ticks=ticks, xlabel=says)
+    frame(axes, title, (0, BANKS), (0, most), names=names, ticks=ticks, xlabel=text)
     axes.tick_params(axis="y", labelsize=8)
     return count
 
@@ -152,7 +156,9 @@ def thread_tiled() -> Drawing:
 
 def stored_transposed(source: Source) -> list[list[int]]:
     """The word that each lane of the first warp stores of A, and then their turns are those of one store."""
-    return [asked_of(source, "a_tile", source.accesses("a_tile")[0], lane, WORD, i=0, j=0, p=0) for lane in range(WARP)]
+    return [
+        addresses_of(source, "a_tile", source.accesses("a_tile")[0], lane, WORD, i=0, j=0, p=0) for lane in range(WARP)
+    ]
 
 
 def warp_tiled() -> Drawing:
@@ -163,15 +169,15 @@ def warp_tiled() -> Drawing:
     )
     thread(panels["tile"], "c07", results)
     rows = [source.value(source.accesses("a_tile")[0][1], {**source.names(lane), "j": 0}) for lane in range(WARP)]
-    looks = dict(zip(sorted(set(rows)), (PINK, ORANGE), strict=True))
+    colors_of = dict(zip(sorted(set(rows)), (PINK, ORANGE), strict=True))
     plain, padded = (
         _banks(panels[name], f"A, rows of {one.shared['a_tile'][1][-1]} words, {title}", stored_transposed(one),
-               [looks[row] for row in rows], 2, says)
-        for name, title, one, says in (
+               [colors_of[row] for row in rows], 2, text)
+        for name, title, one, text in (
             ("plain", "no padding", bare_rows, ""), ("padded", "as in c07", source, "bank of shared memory")
         )
     )  # fmt: skip
-    of_rows = {f"stored to row {row} of A's tile": color for row, color in looks.items()}
+    of_rows = {f"stored to row {row} of A's tile": color for row, color in colors_of.items()}
     key(panels["tile"], {**OF_A_THREAD, **of_rows}, -0.2, ncols=3)
     caption = (
         f"A warp of c07 has {len(results.warp_rows)} x {len(results.warp_columns)} results, a thread of it "
@@ -188,7 +194,7 @@ def fragment_rows(source: Source, tile: str) -> list[list[int]]:
     """The words of the eight rows of 16 bytes that a fragment load reads at a time."""
     names = {**source.names(0), "i": 0}
     row, column = next(indices for indices in source.accesses(tile) if indices != source.accesses(tile)[0])
-    return [asked_of(source, tile, (f"{row} + {r}", column), 0, 16, **names) for r in range(8)]
+    return [addresses_of(source, tile, (f"{row} + {r}", column), 0, 16, **names) for r in range(8)]
 
 
 def padded() -> Drawing:
@@ -198,12 +204,12 @@ def padded() -> Drawing:
         2, 2, figsize=(7.6, 3.6), gridspec_kw={"height_ratios": (2, 8), "hspace": 0.55, "wspace": 0.2}
     )
     counts = []
-    for line, tile, most, says in zip(panels, ("a_tile", "b_tile"), (2, 8), ("", "bank of shared memory"), strict=True):
+    for line, tile, most, text in zip(panels, ("a_tile", "b_tile"), (2, 8), ("", "bank of shared memory"), strict=True):
         for axes, title, one in zip(line, ("no padding", "as in c10"), (plain, source), strict=True):
-            asked, (size, extents) = fragment_rows(one, tile), one.shared[tile]
+            addresses, (size, extents) = fragment_rows(one, tile), one.shared[tile]
             name = f"{tile[0].upper()}, rows of {size * extents[-1]} bytes, {title}"
-            counts.append(_banks(axes, name, asked, [GREEN] * 8, most, says))
-            for row, (each, turn) in enumerate(zip(asked, turns(asked), strict=True)):
+            counts.append(_banks(axes, name, addresses, [GREEN] * 8, most, text))
+            for row, (each, turn) in enumerate(zip(addresses, turns(addresses), strict=True)):
                 words(axes, each[0] % BANKS + 2, turn + 0.5, row, fontsize=8)
     key(panels[1][0], {"16 bytes of a row of the fragment, by its number": GREEN}, -0.28)
     a, padded_a, b, padded_b = counts

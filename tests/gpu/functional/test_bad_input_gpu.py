@@ -22,8 +22,8 @@ def test_wrong_arguments_do_not_poison_the_context(function: str, tmp_path: Path
                 bad_arguments.call(function, {**right, parameter: value})
             except Exception as error:
                 refused += 1
-                said = f"{parameter}={value!r}: {type(error).__name__}: {error}"
-                assert "CUDA error" not in str(error) and not isinstance(error, torch.AcceleratorError), said
+                message = f"{parameter}={value!r}: {type(error).__name__}: {error}"
+                assert "CUDA error" not in str(error) and not isinstance(error, torch.AcceleratorError), message
                 torch.cuda.synchronize()  # where a launch has gone wrong, this raises
     assert refused > 20
     assert torch.equal(bad_arguments.call(function, right), first)

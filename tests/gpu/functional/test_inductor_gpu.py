@@ -56,7 +56,7 @@ def winning(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
         yield watch(monkeypatch, lambda name, ms: ms if name not in OURS else 1e-6)
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, said: Callable[[str, float], float]) -> dict[str, float]:
+def watch(monkeypatch: pytest.MonkeyPatch, reported: Callable[[str, float], float]) -> dict[str, float]:
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
     measured = AlgorithmSelectorCache.benchmark_choice.__func__  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, said: Callable[[str, float], float]) 
 
     def benchmark(cls: type, choice: Any, arguments: Any) -> float:
         found[choice.name] = measured(cls, choice, arguments)
-        return said(choice.name, found[choice.name])
+        return reported(choice.name, found[choice.name])
 
     monkeypatch.setattr(AlgorithmSelectorCache, "benchmark_choice", classmethod(benchmark))
     return found
@@ -170,9 +170,9 @@ print(counters["inductor"]["fxgraph_cache_hit"], "triton_gemm_addmm" in timed, b
 def test_another_process_finds_it(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
-    said = []
+    printed = []
     for _ in range(2):
         done = python(file)
         assert done.returncode == 0, done.stderr[-3000:]
-        said.append(done.stdout.splitlines()[-1])
-    assert said == ["0 True True True", "1 False False True"]
+        printed.append(done.stdout.splitlines()[-1])
+    assert printed == ["0 True True True", "1 False False True"]

@@ -30,13 +30,13 @@ def rank(number: int, folder: Path) -> None:
     os.environ["TRITON_GEMM_CACHE_DIR"] = str(folder / str(number))
     torch.cuda.set_device(number)
     dist.init_process_group("nccl", init_method=f"file://{folder}/meeting", rank=number, world_size=2)
-    told = table_fakes.what_check_ranks_says(number, current_device_info())
+    messages = table_fakes.messages_of_check_ranks(number, current_device_info())
     dist.destroy_process_group()
-    (folder / f"{number}.json").write_text(json.dumps(told))
+    (folder / f"{number}.json").write_text(json.dumps(messages))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CUDA devices")
-def test_ranks_that_differ_are_told_in_what(tmp_path: Path) -> None:
+def test_the_message_names_what_ranks_differ_in(tmp_path: Path) -> None:
     mp.spawn(rank, (tmp_path,), nprocs=2)
     agree, by_tables, by_policy = json.loads((tmp_path / "0.json").read_text())
     assert [agree, by_tables, by_policy] == json.loads((tmp_path / "1.json").read_text())

@@ -36,6 +36,6 @@ def test_what_is_planted_is_found(bug: str) -> None:
     done = python("-m", "tests.support.nan_windows", "--planted", bug, "--calls", "5")
     if done.returncode == nan_windows.SKIPPED:
         pytest.skip("needs more of the GPU's memory")
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     words = {"write": ["no result's"], "read": ["are wrong"], "far": ["illegal memory access", "are wrong"]}[bug]
-    assert done.returncode and any(word in said for word in words), said[-3000:]
+    assert done.returncode and any(word in output for word in words), output[-3000:]

@@ -13,7 +13,7 @@ import triton_gemm
 from tests.gpu.sharing import skip_if_shared
 from tests.support import table_fakes
 from triton_gemm import tables
-from triton_gemm.learning import block, candidates, race, statistics, tuner
+from triton_gemm.learning import block, candidates, statistics, trial, tuner
 from triton_gemm.runtime import background, turns
 
 pytestmark = pytest.mark.usefixtures("alone", "learner")
@@ -28,10 +28,10 @@ def alone() -> None:
 def learner(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuner.Tuner]:
     """It spends what it likes, loads as it likes, and races three kernels, which workers compile."""
     monkeypatch.setattr(statistics, "SHARE", 1.0)
-    monkeypatch.setattr(race, "LOADED_S", 0.0)
+    monkeypatch.setattr(trial, "LOADED_S", 0.0)
     monkeypatch.setattr(candidates, "MOST", 3)
     monkeypatch.setattr(background, "enabled", lambda: True)
-    monkeypatch.setattr(background, "ask", lambda *_: None)  # a worker would know of eight
+    monkeypatch.setattr(background, "submit", lambda *_: None)  # a worker would know of eight
     found = tuner.Tuner()
     monkeypatch.setattr(turns, "_learner", found)
     with table_fakes.default_policy():
@@ -67,7 +67,7 @@ def test_what_is_learned_keeps_the_bits(learner: tuner.Tuner, sizes: tuple[int, 
         expected = torch.nn.functional.linear(x, weight)
     reserved = torch.cuda.memory_reserved()
     with triton_gemm.use(learn=True):
-        c = call_until(lambda: turns.counts["GEMMs raced"] > 0 and not learner.races, x, weight)
+        c = call_until(lambda: turns.counts["GEMMs raced"] > 0 and not learner.trials, x, weight)
         assert torch.equal(c, expected)
         assert torch.equal(torch.nn.functional.linear(x, weight), expected) and not learner.broken
     turns.counts.clear()
@@ -79,13 +79,13 @@ def test_a_graph_that_is_captured_amid_a_race_has_the_call_alone(learner: tuner.
     del_me = torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
     del del_me
     with triton_gemm.use(learn=True):
-        call_until(lambda: any(x.graphs for x in list(learner.races.values())), x, weight)
+        call_until(lambda: any(x.graphs for x in list(learner.trials.values())), x, weight)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(600):
                 c = torch.nn.functional.linear(x, weight)
         graph.replay()
-        expected = call_until(lambda: not learner.races, x, weight)
+        expected = call_until(lambda: not learner.trials, x, weight)
     assert torch.equal(c, expected) and not learner.broken
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from perf.accuracy import tables
+from perf.accuracy.candidates import KINDS, possible
 from perf.accuracy.judge import failures, of_kind
-from perf.accuracy.ways import KINDS, possible
 
 DEVICE = torch.device("cuda", 0)
 
@@ -21,5 +21,5 @@ def test_every_kernel_and_class_is_within_its_bound(name: str) -> None:
     made = of_kind(kind, DEVICE)
     assert made["ways"]
     failed = [words for rows in made.values() for words in failures(rows)]
-    print(tables.said({**made, "failed": failed}))
+    print(tables.summary({**made, "failed": failed}))
     assert failed == []

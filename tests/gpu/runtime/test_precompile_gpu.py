@@ -36,7 +36,7 @@ def run(made):
         call(lambda *shape, dtype=BF16: made(shape, dtype))
 """
 # Which problems these are: plans are made, and nothing runs.
-ASK = """
+PROBLEMS = """
 import json
 from triton_gemm.tables.records import plain
 problems = []
@@ -54,9 +54,9 @@ from triton_gemm.runtime.precompile import precompile
 from triton_gemm.problem import GemmProblem
 from triton_gemm.tables.records import read
 assert not torch.cuda.is_available()
-asked = json.load(sys.stdin)
-asked["device"]["capability"] = tuple(asked["device"]["capability"])
-made = precompile([read(GemmProblem, x) for x in asked["problems"]], [DeviceInfo(**asked["device"])])
+request = json.load(sys.stdin)
+request["device"]["capability"] = tuple(request["device"]["capability"])
+made = precompile([read(GemmProblem, x) for x in request["problems"]], [DeviceInfo(**request["device"])])
 assert made.failures == (), made.failures
 print(json.dumps({"kernels": made.kernels, "compiled": made.compiled, "module": made.driver_module}))
 """
@@ -77,10 +77,10 @@ def python(code: str, given: str = "", **variables: str) -> str:
 
 
 def test_a_gpu_compiles_nothing_after_compiling_ahead(tmp_path: Path) -> None:
-    problems = json.loads(python(ASK, TRITON_CACHE_DIR=str(tmp_path / "other")))
+    problems = json.loads(python(PROBLEMS, TRITON_CACHE_DIR=str(tmp_path / "other")))
     assert len(problems) >= 8
-    asked = json.dumps({"problems": problems, "device": asdict(current_device_info())})
-    made = json.loads(python(COMPILE, asked, TRITON_CACHE_DIR=str(tmp_path / "cache"), CUDA_VISIBLE_DEVICES=""))
+    request = json.dumps({"problems": problems, "device": asdict(current_device_info())})
+    made = json.loads(python(COMPILE, request, TRITON_CACHE_DIR=str(tmp_path / "cache"), CUDA_VISIBLE_DEVICES=""))
     assert made["kernels"] == made["compiled"] >= 6
     assert made["module"] is None or c_compiler() is None
     compiler = {"CC": "/bin/false"} if made["module"] is None else {}

@@ -309,6 +309,6 @@ for call in (lambda: triton_gemm.matmul(a, b), lambda: triton_gemm.matmul(a, b, 
 """
 
 
-def test_a_forked_worker_is_told() -> None:
+def test_a_forked_worker_gets_torchs_error() -> None:
     """CUDA cannot be used on after a fork; torch says so, and so do we: no crash, and no wrong result."""
     printed(FORKED)

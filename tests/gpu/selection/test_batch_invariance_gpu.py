@@ -155,16 +155,16 @@ def test_batches_and_what_lies_anywhere() -> None:
         assert torch.equal(bits(triton_gemm.matmul(a, b, out=out)), whole)
 
 
-@pytest.mark.parametrize("way", ["linear", "use", "compile", "use and compile"])
-def test_layers_and_their_backwards(way: str) -> None:
+@pytest.mark.parametrize("scenario", ["linear", "use", "compile", "use and compile"])
+def test_layers_and_their_backwards(scenario: str) -> None:
     """Which torch runs in threads of its own."""
     weight, bias = draw(256, 1024, dtype=torch.bfloat16, seed=1), draw(256, dtype=torch.bfloat16, seed=2)
     x, upstream = draw(200, 1024, dtype=torch.bfloat16, seed=3), draw(200, 256, dtype=torch.bfloat16, seed=4)
 
     def layer(x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, weight, bias) if "use" in way else triton_gemm.linear(x, weight, bias)
+        return F.linear(x, weight, bias) if "use" in scenario else triton_gemm.linear(x, weight, bias)
 
-    forward = torch.compile(layer, dynamic=True) if "compile" in way else layer
+    forward = torch.compile(layer, dynamic=True) if "compile" in scenario else layer
 
     def rows(*sizes: int) -> torch.Tensor:
         found = []
@@ -177,9 +177,9 @@ def test_layers_and_their_backwards(way: str) -> None:
         return bits(torch.cat(found))
 
     with triton_gemm.batch_invariant():
-        if "use" in way:
+        if "use" in scenario:
             with triton_gemm.use():
-                fewest = 2 if "compile" in way else 1  # of one row Inductor may make no product at all
+                fewest = 2 if "compile" in scenario else 1  # of one row Inductor may make no product at all
                 whole, cut = rows(200), rows(fewest, 3, 13, 56, 128 - fewest)
         else:
             whole, cut = rows(200), rows(1, 2, 13, 56, 128)

@@ -183,12 +183,12 @@ def with_parts(problem: GemmProblem, parts: int) -> dict[str, dict[str, list[Sel
         if whole.split_tiles:
             continue
         tiles = given.batch * config.tiles(given.M, given.N)
-        ways = {
+        schedules = {
             "in turn": replace(whole, split_k=parts),
             "owners": Schedule(tiles * parts, tiles, parts),
             "second launch": Schedule(tiles * parts, tiles, parts, reduction=True),
         }
-        for who, work in ways.items():
+        for who, work in schedules.items():
             cut = Candidate(given, algorithm._replace(work=work))
             fits = work.programs <= clusters_at_once(config.ctas, gpu().num_sms)
             if fits and illegal(problem, gpu(), cut) is None:

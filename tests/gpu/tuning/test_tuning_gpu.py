@@ -225,7 +225,7 @@ def test_every_candidate_of_the_class_has_its_bits() -> None:
         assert shape.timed == shape.candidates > 5
         assert shape.selection is not None
         classes = {
-            bit_class(shape.problem, way) for way in (shape.selection, select(shape.problem, current_device_info()))
+            bit_class(shape.problem, one) for one in (shape.selection, select(shape.problem, current_device_info()))
         }
         assert len(classes) == 1
 

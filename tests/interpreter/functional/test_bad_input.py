@@ -59,13 +59,13 @@ def check(function: str, parameter: str, right: Arguments, value: Any, raises: b
     try:
         bad_arguments.call(function, arguments)
     except Exception as error:
-        said = f"{shown}: {words(error)}"
+        message = f"{shown}: {words(error)}"
         if isinstance(torchs, BaseException) and not isinstance(error, NotImplementedError):
-            assert type(error) is type(torchs), f"{said}\ntorch: {words(torchs)}"
+            assert type(error) is type(torchs), f"{message}\ntorch: {words(torchs)}"
         else:
-            assert isinstance(error, raises), said
+            assert isinstance(error, raises), message
         torchs_own = isinstance(torchs, BaseException) and str(error).splitlines()[0] in str(torchs)
-        assert torchs_own or function == "check_ranks" or bad_arguments.is_told(error, parameter, value), said
+        assert torchs_own or function == "check_ranks" or bad_arguments.names_argument(error, parameter, value), message
     else:
         assert torchs is None, f"{shown} was taken; torch: {words(torchs)}"
 

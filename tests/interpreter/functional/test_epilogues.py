@@ -180,7 +180,7 @@ def test_every_gate(dtype: torch.dtype, name: str, biases: str) -> None:
         assert ((c.double() - truth).abs() <= roundings + 2.0**-19 * products**2 * (dtype != DOUBLE) + 1e-12).all()
 
 
-def test_one_launch_for_a_pair_that_lies_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_launch_for_a_pair_of_any_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Halves of one weight, weights whose strides differ, transposed ones, and one that is expanded."""
     packed, x = draw(48, 32, dtype=BF16), draw(3, 5, 32, dtype=BF16)
     seen = noted(monkeypatch, plan, "multiply", lambda *xs: xs[3].gate)

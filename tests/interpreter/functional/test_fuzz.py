@@ -280,18 +280,18 @@ def test_the_command_prints_a_failure_as_a_test(
     monkeypatch.setattr(InterpretedPlan, "run", RUNS["k-tail-lost"])
     replace_all(monkeypatch, Calls, journal=None, deadline=Calls.deadline)
     assert fuzz.work(0, 1.0, tmp_path / "journal") == 1
-    said = capsys.readouterr()
-    assert "def test_found_by_fuzzing() -> None:" in said.err and "        calls.multiply(problem=Problem(" in said.err
-    assert " products; planned: " in said.out
+    seen = capsys.readouterr()
+    assert "def test_found_by_fuzzing() -> None:" in seen.err and "        calls.multiply(problem=Problem(" in seen.err
+    assert " products; planned: " in seen.out
     assert "calls." in (tmp_path / "journal").read_text(), "a process that dies could not say what it did"
 
 
 def test_the_command_shares_its_work(capfd: pytest.CaptureFixture[str]) -> None:
     assert fuzz.main(["--minutes", "0.1", "--jobs", "1", "--seed", "5"]) == 0
-    said = capfd.readouterr().out.splitlines()
-    assert said[0] == "fuzzing for 0.1 minutes, processes: 1, seed: 5"
-    assert " products in " in said[-2] and " on portable" in said[-2]
-    assert said[-1] == "No wrong element, and no byte written elsewhere."
+    printed = capfd.readouterr().out.splitlines()
+    assert printed[0] == "fuzzing for 0.1 minutes, processes: 1, seed: 5"
+    assert " products in " in printed[-2] and " on portable" in printed[-2]
+    assert printed[-1] == "No wrong element, and no byte written elsewhere."
     assert fuzz.main(["--minutes", "0", "--jobs", "1"]) == 1, "nothing was shown"
 
 

@@ -238,16 +238,16 @@ def test_out_of_another_shape_is_resized_with_torchs_warning(
     torchs: Callable[..., torch.Tensor], shapes: tuple[tuple[int, ...], ...]
 ) -> None:
     a, b = map(torch.randn, shapes)
-    said = []
+    warned = []
     for multiply in (torchs, triton_gemm.matmul):
         out = torch.empty(3, 3)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             multiply(a, b, out=out)
         assert out.shape == torchs(a, b).shape
-        said.append([(w.category, str(w.message).partition(" (Triggered")[0]) for w in caught])
-    assert len(said[0]) == 1 and said[1][0][0] is said[0][0][0] is UserWarning
-    assert said[1][0][1].split("This behavior")[0] == said[0][0][1].split("This behavior")[0]
+        warned.append([(w.category, str(w.message).partition(" (Triggered")[0]) for w in caught])
+    assert len(warned[0]) == 1 and warned[1][0][0] is warned[0][0][0] is UserWarning
+    assert warned[1][0][1].split("This behavior")[0] == warned[0][0][1].split("This behavior")[0]
 
 
 def test_an_empty_out_is_resized_without_a_warning() -> None:

@@ -134,15 +134,15 @@ def test_it_shares_the_parameters_of_a_layer(bias: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "how", "kind", "says"),
+    ("module", "how", "kind", "text"),
     [
         (torch.nn.Bilinear(2, 2, 2), {}, TypeError, "argument 'module' must be Linear, not Bilinear"),
         (type("Lora", (torch.nn.Linear,), {"forward": print})(2, 2), {}, TypeError, "Lora has a forward of its own"),
         (torch.nn.Linear(2, 2), {"activation": "swiglu"}, ValueError, "swiglu takes a second weight"),
     ],
 )
-def test_what_it_cannot_replace(module: Any, how: dict[str, Any], kind: type[Exception], says: str) -> None:
-    with pytest.raises(kind, match=says):
+def test_what_it_cannot_replace(module: Any, how: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
         Linear.from_torch(module, **how)
 
 
@@ -168,7 +168,7 @@ def test_a_gated_layer_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("up", "gate", "how", "kind", "says"),
+    ("up", "gate", "how", "kind", "text"),
     [
         ((2, 2), (2, 3), {}, ValueError, r"weights must be alike, not \[2, 2\]"),
         ((2, 2), (2, 2, False), {}, ValueError, "only one of the layers has a bias"),
@@ -176,8 +176,8 @@ def test_a_gated_layer_of_its_own() -> None:
         ((2, 2), (2, 2), {"precision": "fast"}, ValueError, "precision must be one of ieee"),
     ],
 )
-def test_what_makes_no_gated_layer(up: Any, gate: Any, how: dict[str, Any], kind: type[Exception], says: str) -> None:
-    with pytest.raises(kind, match=says):
+def test_what_makes_no_gated_layer(up: Any, gate: Any, how: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
         GatedLinear.from_torch(torch.nn.Linear(*up), torch.nn.Linear(*gate), **how)
     with pytest.raises(TypeError, match="argument 'gate' must be Linear, not Bilinear"):
         GatedLinear.from_torch(torch.nn.Linear(2, 2), torch.nn.Bilinear(2, 2, 2))

@@ -108,13 +108,13 @@ def test_what_stays_torchs_says_why(name: str) -> None:
 
 def test_equal_rules_share_the_calls_that_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training loop that enters `use()` at each step chooses, and asks what torch is faster at, once."""
-    asked: list[Any] = []
-    monkeypatch.setattr(left_to_torch, "_slower", lambda *operands: asked.append(operands))
+    calls: list[Any] = []
+    monkeypatch.setattr(left_to_torch, "_slower", lambda *operands: calls.append(operands))
     a = draw(5, 5)
     for _ in range(3):
         with triton_gemm.use():
             a @ a
-    assert len(asked) == 1 and ours() == {"mm": 3}
+    assert len(calls) == 1 and ours() == {"mm": 3}
     paths = []
     for rule in ({}, {"only": "mm"}, {"exclude": "bmm"}, {"only": ["mm"]}, {"predicate": lambda *_: True}):
         with triton_gemm.use(**rule):
@@ -359,9 +359,9 @@ def test_first_calls_by_torch_need_the_background(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_fingerprint_names_what_first_calls_run_on() -> None:
-    def said() -> str:
+    def first_calls() -> str:
         return triton_gemm.selection_fingerprint(named_device("h100"), parts=True)["first calls"]
 
-    assert said() == "same bits"
+    assert first_calls() == "same bits"
     with triton_gemm.use(first_calls="torch"):
-        assert said() == "torch"
+        assert first_calls() == "torch"

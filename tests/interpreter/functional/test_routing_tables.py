@@ -109,14 +109,14 @@ def test_torch_computes_what_it_is_faster_at_by_a_table(
 def test_a_table_is_asked_once_about_what_is_ours(stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under any rule, and where each call takes the slow path."""
     a, b, c = draw(8, 16), draw(16, 8), draw(8, 8)
-    asked: list[GemmProblem] = []
-    monkeypatch.setattr(policies, "torch_is_faster", lambda problem, device: bool(asked.append(problem)))
+    queries: list[GemmProblem] = []
+    monkeypatch.setattr(policies, "torch_is_faster", lambda problem, device: bool(queries.append(problem)))
     with triton_gemm.policy("cached", bits="any"):
         for _ in range(2):
             with triton_gemm.use():
                 for _ in range(2):
                     torch.addmm(c, a, b, beta=0.5)
-    assert went() == routing.OURS and [problem.has_beta for problem in asked] == [True]
+    assert went() == routing.OURS and [problem.has_beta for problem in queries] == [True]
 
 
 @pytest.mark.parametrize(

@@ -124,16 +124,16 @@ def test_an_activation_is_not_applied_to_partial_sums(mesh: DeviceMesh) -> None:
 
 def test_batch_invariance_goes_to_every_shard(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an argument in the backward, too, and in a block."""
-    asked = noted(monkeypatch, plan, "selection_for", lambda *_, invariant, **how: invariant)
+    requested = noted(monkeypatch, plan, "selection_for", lambda *_, invariant, **how: invariant)
     monkeypatch.setattr(plan, "PLANS", {})
     a, b = laid(mesh, (4, 6), S0).requires_grad_(), laid(mesh, (6, 14), R)
     triton_gemm.matmul(a, b, batch_invariant=True).sum().backward()
-    assert asked == [True, True]
+    assert requested == [True, True]
     with triton_gemm.batch_invariant():
         c = triton_gemm.matmul(a, laid(mesh, (6, 15), R))
-    asked.clear()
+    requested.clear()
     c.sum().backward()
-    assert asked == [True], "what the forward was told"
+    assert requested == [True], "what the forward was told"
 
 
 def test_what_cannot_be_sharded_is_replicated(mesh: DeviceMesh) -> None:

@@ -340,8 +340,8 @@ def test_an_out_that_cannot_be(name: str, wrong: str) -> None:
 )
 def test_out_dtypes_that_cannot_be(call: Any, text: str) -> None:
     """torch has them on CUDA only; the words are those of its source (ATen/native/cuda/Blas.cpp)."""
-    kind, said = words(call)
-    assert kind is RuntimeError and said.startswith(text)
+    kind, message = words(call)
+    assert kind is RuntimeError and message.startswith(text)
 
 
 def test_what_is_no_number_or_activation_is_named() -> None:

@@ -262,11 +262,11 @@ def test_the_default_is_legal_and_never_splits_finer_than_k(device: DeviceInfo) 
             for layout in ("nn", "nt"):
                 for dtype in DTYPES:
                     for batch in (1, 300):
-                        asked = problem(M, N, K, layout, dtype, batch)
-                        config, split_k = gemv.default(asked, device)
-                        assert gemv.illegal(asked, device, config, split_k) is None
+                        requested = problem(M, N, K, layout, dtype, batch)
+                        config, split_k = gemv.default(requested, device)
+                        assert gemv.illegal(requested, device, config, split_k) is None
                         assert 1 <= split_k <= max(1, -(-K // config.BLOCK_K))
-                        (launch,) = gemv.launches(asked, config, split_k)
+                        (launch,) = gemv.launches(requested, config, split_k)
                         assert launch.counters <= COUNTERS
 
 
@@ -292,9 +292,9 @@ def test_the_default_asks_for_enough_and_leaves_no_wave_nearly_empty() -> None:
 
 def test_its_candidates_have_the_narrower_side_as_rows_and_k_in_parts_around_the_default() -> None:
     for M, N in ((1, 4096), (4, 576), (576, 3), (4096, 1)):
-        asked = problem(M, N, 7168, "nt")
-        found = list(gemv.candidates(asked, HOPPER))
-        given = asked.swap_ab() if N < M else asked
+        requested = problem(M, N, 7168, "nt")
+        found = list(gemv.candidates(requested, HOPPER))
+        given = requested.swap_ab() if N < M else requested
         config, split_k = gemv.default(given, HOPPER)
         assert {one.problem for one in found} == {given}
         assert {one.algorithm._replace(work=1) for one in found} == {Algorithm("gemv", config, swap_ab=N < M)}
@@ -311,7 +311,7 @@ def test_more_of_anything_takes_longer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "config", "why"),
+    ("requested", "config", "why"),
     [
         (problem(5, 64, 64, "nn"), gemv.Config(8, 64, 64), "5 rows are more than 4"),
         (problem(2, 64, 64, "nn", torch.float64), gemv.Config(2, 64, 64), "multiplies no torch.float64"),
@@ -325,8 +325,8 @@ def test_more_of_anything_takes_longer() -> None:
         (problem(1, 64, 64, "nt"), gemv.Config(1, 16, 4096, num_stages=3), "bytes of shared memory"),
     ],
 )
-def test_what_is_illegal_says_why(asked: GemmProblem, config: TileConfig, why: str) -> None:
-    assert why in (gemv.illegal(asked, HOPPER, config) or "")
+def test_what_is_illegal_says_why(requested: GemmProblem, config: TileConfig, why: str) -> None:
+    assert why in (gemv.illegal(requested, HOPPER, config) or "")
 
 
 def test_what_a_launch_can_have_is_legal_and_no_more() -> None:

@@ -84,10 +84,10 @@ def test_8_bits_that_are_copied_first(kind: str, orders: str) -> None:
     """Operands that are not K-major, on GPUs whose tensor cores have only `mma`."""
     operands = Operands(of_8_bits(kind, (45, 70, 260), orders), torch.device("cpu"))
     device = device_of_capability((8, 9))
-    ways = [way for way in portable.candidates(operands.problem, device) if way.algorithm.packed]
-    assert ways and all(host.along_k(way.problem) == ("a", "b") for way in ways)
-    made = launches(operands.problem, Selection.of(ways[-1], ""))
-    operands.check(Interpreted(operands.problem, made), ways[-1].algorithm.work)
+    candidates = [one for one in portable.candidates(operands.problem, device) if one.algorithm.packed]
+    assert candidates and all(host.along_k(one.problem) == ("a", "b") for one in candidates)
+    made = launches(operands.problem, Selection.of(candidates[-1], ""))
+    operands.check(Interpreted(operands.problem, made), candidates[-1].algorithm.work)
 
 
 def test_int8_is_exact_up_to_the_ends_of_int32_and_wraps_beyond() -> None:

@@ -62,15 +62,15 @@ def test_a_planted_bug_is_found(
 ) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")  # which the command changes
     assert nan_windows.main(["--planted", bug, "--calls", "1"]) == 1
-    said = capsys.readouterr().out
-    assert "FAILED: a planted bug" in said and words in said and "1 products; 1 failures" in said
+    printed = capsys.readouterr().out
+    assert "FAILED: a planted bug" in printed and words in printed and "1 products; 1 failures" in printed
 
 
 def test_a_command_without_bugs_passes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nan_windows, "circumstances", lambda: circumstances(SMALL))
     assert nan_windows.main(["--calls", "8", "--share", "50/50"]) == 0
-    said = capsys.readouterr().out
-    assert said.endswith(" products; 0 failures\n") and int(said.split()[0]) >= 8
+    printed = capsys.readouterr().out
+    assert printed.endswith(" products; 0 failures\n") and int(printed.split()[0]) >= 8
     assert nan_windows.main(["--share", "99/99"]) == 1  # there is none
 
 
@@ -115,8 +115,8 @@ def test_the_command_takes_each_operand_in_turn(
 
 def watched(most: int, inline_ptx: bool = True) -> Counter[str]:
     """How often each form is, on Hopper."""
-    found = kernel_forms.ways(circumstances(), Memory("meta"), HOPPER, most, inline_ptx=inline_ptx)
-    return Counter(way.form for _, chosen in found for way in chosen)
+    found = kernel_forms.variants(circumstances(), Memory("meta"), HOPPER, most, inline_ptx=inline_ptx)
+    return Counter(variant.form for _, chosen in found for variant in chosen)
 
 
 def test_every_form_of_every_kernel_is_watched() -> None:
@@ -132,11 +132,11 @@ def test_every_form_of_every_kernel_is_watched() -> None:
 def test_every_kernel_has_far_operands(which: str) -> None:
     """And copies of them, and second launches."""
     problems = {name: problem for name, problem in circumstances().items() if name in nan_windows.FAR}
-    found = kernel_forms.ways(problems, Far("meta", which), HOPPER, nan_windows.ALIGNED)
-    chosen = [way for _, several in found for way in several]
-    assert {way.selection.kernel for way in chosen} == set(kernels.KERNELS)
-    assert any(which in way.selection.packed for way in chosen) or which == "c"
-    assert any("second launch" in way.form for way in chosen)
+    found = kernel_forms.variants(problems, Far("meta", which), HOPPER, nan_windows.ALIGNED)
+    chosen = [variant for _, several in found for variant in several]
+    assert {variant.selection.kernel for variant in chosen} == set(kernels.KERNELS)
+    assert any(which in variant.selection.packed for variant in chosen) or which == "c"
+    assert any("second launch" in variant.form for variant in chosen)
 
 
 def test_shares_are_all_there_is() -> None:

@@ -173,17 +173,17 @@ def test_a_hole_does_not(exercise: Exercise, tmp_path: Path) -> None:
     assert UNFILLED[exercise.name] in (checked(exercise, exercise.before, tmp_path) or "")
 
 
-@pytest.mark.parametrize(("name", "right", "wrong", "told"), MISTAKES)
-def test_a_mistake_is_told(name: str, right: str, wrong: str, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "right", "wrong", "message"), MISTAKES)
+def test_a_mistake_is_named_in_the_message(name: str, right: str, wrong: str, message: str, tmp_path: Path) -> None:
     exercise = BY_NAME[name]
     assert right in exercise.solution
-    assert told in (checked(exercise, exercise.solution.replace(right, wrong), tmp_path) or "")
+    assert message in (checked(exercise, exercise.solution.replace(right, wrong), tmp_path) or "")
 
 
 def test_one_column_too_many_is_no_mask_of_one_dimension(tmp_path: Path) -> None:
     exercise = BY_NAME["e02_mask"]
-    says = checked(exercise, exercise.solution.replace("<", "<="), tmp_path) or ""
-    assert "reads a[0, 45]" in says and says.endswith(" Lanes there must be masked off.")
+    message = checked(exercise, exercise.solution.replace("<", "<="), tmp_path) or ""
+    assert "reads a[0, 45]" in message and message.endswith(" Lanes there must be masked off.")
 
 
 WAIT = "        acc = warpgroup_mma_wait(0, deps=(acc,))\n"
@@ -197,7 +197,7 @@ LATER = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({WAIT: ""}, "`empty` of slot 0 is told that it is free, but its k-tile 0 is still being multiplied"),
         ({ARRIVE: "", MULTIPLY: ARRIVE + MULTIPLY}, "but its k-tile 0 is not multiplied yet"),
@@ -207,7 +207,7 @@ LATER = {
         ({**LATER, "return acc\n": "return warpgroup_mma_wait(0, deps=(acc,))\n"}, None),
     ],
 )
-def test_a_race_in_the_ring_is_found(changes: dict[str, str], told: str | None, tmp_path: Path) -> None:
+def test_a_race_in_the_ring_is_found(changes: dict[str, str], message: str | None, tmp_path: Path) -> None:
     """Outside of the hole: a product is asynchronous, and ends when it is waited for."""
     exercise, path = BY_NAME["e13_ring"], tmp_path / "e13_ring.py"
     text = exercise.filled(exercise.solution)
@@ -215,8 +215,8 @@ def test_a_race_in_the_ring_is_found(changes: dict[str, str], told: str | None, 
         assert text.count(right) == 1
         text = text.replace(right, wrong)
     path.write_text(text)
-    says = checks.check(exercise, path)
-    assert says is None if told is None else told in (says or "")
+    found = checks.check(exercise, path)
+    assert found is None if message is None else message in (found or "")
 
 
 CHEATS = {

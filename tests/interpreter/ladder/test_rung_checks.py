@@ -19,7 +19,7 @@ RUNGS = {rung.id: rung for rung in LADDER if rung.interpretable}
 @cases(RUNGS.values(), "cpu", own=False)
 def test_a_wrong_launch_raises_and_writes_nothing(rung: Rung, wrong: Wrong) -> None:
     before = [x.clone() if isinstance(x, torch.Tensor) and not x.is_sparse else None for x in wrong.operands]
-    with pytest.raises(wrong.error, match=wrong.says):
+    with pytest.raises(wrong.error, match=wrong.text):
         wrong.launch(rung)
     for x, was in zip(wrong.operands, before, strict=True):
         assert was is None or torch.equal(x, was)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from perf.accuracy.candidates import KINDS, SMALL, SMALL_LONG
 from perf.accuracy.judge import benches, ends, failures, long_benches
-from perf.accuracy.ways import KINDS, SMALL, SMALL_LONG
 
 CPU = torch.device("cpu")
 NAMES = ("bf16 to fp32", "bf16, odd", "ieee", "tf32, odd", "bf16x6, groups of rows", "fp64", "fp8 e4m3, blocks", "int8")
@@ -18,7 +18,7 @@ NAMES = ("bf16 to fp32", "bf16, odd", "ieee", "tf32, odd", "bf16x6, groups of ro
 def test_every_kernel_is_within_its_bound(name: str) -> None:
     kind = KINDS[name]
     found = benches(kind, SMALL, CPU)[:3]
-    assert {bench.way.selection.kernel for bench in found} <= {"portable", "gemv"}
+    assert {bench.candidate.selection.kernel for bench in found} <= {"portable", "gemv"}
     assert failures([bench.measure() for bench in found]) == []
 
 

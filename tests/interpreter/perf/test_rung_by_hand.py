@@ -67,7 +67,7 @@ def test_all_configurations_are_shown_and_large_shapes_replaced(capsys: pytest.C
         ("k10 --size 100", "k10: TMA cannot take a (100, 100)"),
     ],
 )
-def test_what_the_interpreter_cannot_do_is_said(
+def test_a_message_names_what_the_interpreter_cannot_do(
     arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(arguments.split()) == 2
@@ -143,7 +143,7 @@ def test_what_is_wrong_is_not_timed(capsys: pytest.CaptureFixture[str], monkeypa
         ("k08 --config 128x256x64,8,4", (8, 9), "k08 cannot take 128x256x64,8,4,8 on sm_89: needs"),
     ],
 )
-def test_what_this_gpu_cannot_run_is_said(
+def test_a_message_names_what_this_gpu_cannot_run(
     arguments: str,
     capability: tuple[int, int],
     sentence: str,
@@ -169,7 +169,7 @@ def test_what_this_gpu_cannot_run_is_said(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_end_in_the_middle_is_said(
+def test_an_end_in_the_middle_is_reported(
     error: BaseException,
     status: int,
     sentence: str,

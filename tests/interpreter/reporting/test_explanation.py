@@ -118,17 +118,17 @@ SAME: dict[str, tuple[Call, ...]] = {
 @pytest.mark.parametrize("name", SAME)
 def test_what_is_explained_is_what_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same problem is chosen for, on the same device."""
-    asked = noted(monkeypatch, plan, "selection_for")
+    requested = noted(monkeypatch, plan, "selection_for")
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     call, *questions = SAME[name]
     call()
-    ((problem, device),) = asked
+    ((problem, device),) = requested
     assert device is INTERPRETER
     for question in questions:
-        asked.clear()
+        requested.clear()
         answer = question()
-        assert asked == [(problem, device)]
+        assert requested == [(problem, device)]
         assert answer.device == INTERPRETER.name and f", on {INTERPRETER.name}: " in str(answer)
 
 

@@ -77,8 +77,8 @@ def test_a_notebook_tells_what_was_counted_after_a_guess(page: Path) -> None:
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
     _, printed = answered(page, [None] * len(COUNTED))
     assert printed.count("guess first, in place of None") == len(COUNTED) and "counted" not in printed
-    asked, printed = answered(page, COUNTED)
-    assert asked == len(COUNTED) == printed.count("and so it is")
+    questions, printed = answered(page, COUNTED)
+    assert questions == len(COUNTED) == printed.count("and so it is")
     _, printed = answered(page, [3, *COUNTED[1:]])
     assert "sectors: you said 3, counted 32\n" in printed
 

@@ -115,7 +115,7 @@ def test_the_tree_of_a_chain_of_instructions(at_once: None) -> None:
     assert tree(Selection(Algorithm("portable", portable.CONFIGS["half"][-3]), ""), 64, 5) == chain
 
 
-def test_gemv_adds_in_the_same_tree_for_every_row_and_way_round() -> None:
+def test_gemv_adds_in_the_same_tree_for_every_row_swapped_or_not() -> None:
     problem = GemmProblem.of(*(torch.empty(s) for s in ((2, 64), (64, 8), (2, 8))), precision="ieee")
     config = gemv.Config(2, 16, 8, 1)
     selections = [Selection(Algorithm("gemv", config, split_k), "", "ieee") for split_k in (1, 2)]

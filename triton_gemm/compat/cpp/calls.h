@@ -131,7 +131,7 @@ std::shared_ptr<const Entry> entry_of(const Table& table, Call& call, const Read
 }
 
 // Tells Python of a call that was launched, with its second operand. Throws what Python raises.
-void tell(const Entry& entry, const at::Tensor& b, CUstream stream);
+void report_call(const Entry& entry, const at::Tensor& b, CUstream stream);
 
 inline at::Tensor make(const Shape& shape, c10::Device device) {
   const auto dtype = static_cast<at::ScalarType>(shape.dtype);
@@ -182,7 +182,7 @@ inline at::Tensor run(const Entry& entry, const Call& call,
   if (entry.turns.job != nullptr && entry.turns.job->waits() && !at::hasCallbacks())
     entry.turns.job->count(*state.driver, device.index(), stream);
   entry.turns.say(*state.driver, stream);
-  if (entry.turns.tell_one()) tell(entry, *call.operands[1], stream);
+  if (entry.turns.report_one()) report_call(entry, *call.operands[1], stream);
   if (preactivations != nullptr) preactivations->insert(preactivations->end(), before.begin(), before.end());
   return result;
 }

@@ -65,7 +65,7 @@ void launch(const Step& step, const Driver& driver, CUstream stream, int device,
 // Whether launches on the stream are recorded, or may be.
 bool is_captured(const Driver& driver, CUstream stream);
 
-// A CUDA graph that is launched once, after a call: a sample of what the learner races. Python has such a
+// A CUDA graph that is launched once, after a call: a sample of what the learner times. Python has such a
 // record (`runtime.turns.Job`), and changes all but `until` and `inside` where no thread may be launching it.
 struct Job {
   int64_t until;     // 1: a call is to launch it; 0: a thread has taken it; less: there is none

@@ -182,10 +182,11 @@ int64_t policy_here(bool add) {
   return policy.is_none() ? 0 : of_python.numbers.of(policy, add);
 }
 
-void tell(const Entry& entry, const at::Tensor& b, CUstream stream) {
+void report_call(const Entry& entry, const at::Tensor& b, CUstream stream) {
   const py::gil_scoped_acquire gil;
   try {
-    py::handle(static_cast<PyObject*>(entry.owner.get())).attr("tell")(b, reinterpret_cast<uint64_t>(stream));
+    py::handle(static_cast<PyObject*>(entry.owner.get()))
+        .attr("report_call")(b, reinterpret_cast<uint64_t>(stream));
   } catch (py::error_already_set& error) {
     error.restore();
     throw_python();

@@ -47,14 +47,15 @@ enum class Activation { kNone, kRelu, kGelu, kGeluTanh, kSilu };
 // Of a plan that takes turns: Python changes these numbers, too, while threads count calls. A call that is
 // lost or counted twice does no harm.
 struct Turns {
-  // Calls until Python takes one; 1: Python is told of the next, 2: the next says its stream; that stream.
+  // Calls until Python takes one; 1: the next is reported to Python, 2: the next reports its stream; that
+  // stream.
   int64_t* own = nullptr;
   Job* job = nullptr;  // of all plans
 
   // Whether Python is to take this call, as it may run on another plan.
   bool take_one() const { return own != nullptr && __atomic_sub_fetch(own, 1, __ATOMIC_RELAXED) < 0; }
-  // Whether Python is to be told of this call, which was launched.
-  bool tell_one() const { return own != nullptr && __atomic_load_n(own + 1, __ATOMIC_RELAXED) == 1; }
+  // Whether this call, which was launched, is to be reported to Python.
+  bool report_one() const { return own != nullptr && __atomic_load_n(own + 1, __ATOMIC_RELAXED) == 1; }
   // A call was launched on that stream. A stream that is captured is not said.
   void say(const Driver& driver, CUstream stream) const {
     if (own == nullptr || __atomic_load_n(own + 1, __ATOMIC_RELAXED) != 2 || is_captured(driver, stream))

@@ -21,7 +21,7 @@ import torch
 from ...config import TileConfig
 from ...hardware.gpus import named_device
 from . import EXERCISES, SOLUTIONS, Exercise, ring
-from .questions import RUNS, equals_product, make_operands, same_bits, stored_tiles, told, traced, with_solution
+from .questions import RUNS, equals_product, error_text, make_operands, same_bits, stored_tiles, traced, with_solution
 from .trace import HALO, Access, Trace, WrongError, matrix, named
 
 LIMIT_S = 60
@@ -37,7 +37,7 @@ def check(exercise: Exercise, path: Path) -> str | None:
         with _limited():
             CHECKS[exercise.name](_module(path), _solution(exercise))
     except Exception as error:  # whatever the learner's code raises
-        return told(error, path) + _logical(path)
+        return error_text(error, path) + _logical(path)
     return None
 
 

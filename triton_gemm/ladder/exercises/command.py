@@ -117,7 +117,7 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
     writes a page that plays each."""
     found = []
     for exercise in chosen:
-        path, text, wrong, says = _file(exercise, folder), None, None, None
+        path, text, wrong, message = _file(exercise, folder), None, None, None
         try:
             text = path.read_text("utf-8", "replace")  # Python says what is wrong with another encoding
             wrong = "to do" if text == exercise.unfilled else None
@@ -130,10 +130,10 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
 
             try:
                 with redirect_stdout(sys.stderr):  # what the learner's code prints
-                    says = check(exercise, path)
+                    message = check(exercise, path)
             except SystemExit as left:
-                says = f"it ends Python, by SystemExit({left.code!r})"
-            wrong = says and (f"not filled in yet: {says}" if wrong else says)
+                message = f"it ends Python, by SystemExit({left.code!r})"
+            wrong = message and (f"not filled in yet: {message}" if wrong else message)
         one = {"number": exercise.number, "name": exercise.name, "title": exercise.title}
         found.append({**one, "solved": wrong is None, "wrong": wrong})
         if not as_json:
@@ -141,7 +141,7 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
             if folder.is_dir():
                 print(f"     {wrong or 'solved'}", flush=True)
         if show and text is not None and not (listing and wrong):
-            print(f"     {_shown(exercise, path, says)}", file=sys.stderr if as_json else sys.stdout)
+            print(f"     {_shown(exercise, path, message)}", file=sys.stderr if as_json else sys.stdout)
     unsolved = sum(not one["solved"] for one in found)
     if as_json:
         print(json.dumps(found, indent=1))

@@ -44,7 +44,7 @@ def scene(name: str, title: str, key: Mapping[str, str] | None = None, **what: A
     kinds = {bar[1] for bar in what.get("bars", [])} | {
         cell[1] for one in what.get("steps", []) for cell in one["cells"]
     }
-    known = {kind: says for kind, says in {**KEY, **(key or {})}.items() if kind in kinds}
+    known = {kind: text for kind, text in {**KEY, **(key or {})}.items() if kind in kinds}
     end = max((bar[3] for bar in what.get("bars", [])), default=1)
     return {"name": name, "title": title, "note": "", "key": known, "keep": True, "unit": "clocks", "end": end, **what}
 
@@ -108,16 +108,16 @@ def _step(trace: Trace, access: Access) -> dict[str, Any]:
     if access.kind == "dot":
         return {"says": f"program {named(access.program)} multiplies.", "cells": []}
     verb = {"load": "loads", "store": "stores", "outside": "goes beyond"}[access.kind]
-    says = f"program {named(access.program)} {verb} {access.operand}: {_counted(len(access.rows), 'element')}"
+    text = f"program {named(access.program)} {verb} {access.operand}: {_counted(len(access.rows), 'element')}"
     cells: list[Cell] = []
     if 0 < len(access.rows) <= WARP and access.kind != "outside":
-        says += f" in {_counted(access.sectors(), 'sector')}"
+        text += f" in {_counted(access.sectors(), 'sector')}"
         x = trace.operands[access.operand]
         each = SECTOR // x.element_size()
         begin = {(int(row), int(i) // each * each) for row, i in zip(access.rows, access.columns, strict=True)}
         cells = [(access.operand, "moved", row, i, 1, min(each, x.shape[1] - i)) for row, i in sorted(begin)]
     cells += [(access.operand, access.kind, *place) for place in rectangles(access.rows, access.columns)]
-    return {"says": f"{says}.", "cells": cells}
+    return {"says": f"{text}.", "cells": cells}
 
 
 def _counted(count: int, one: str) -> str:
@@ -136,8 +136,8 @@ def _waves(trace: Trace, together: int) -> list[dict[str, Any]]:
             rows, columns = ([int(i) for one in mine for i in getattr(one, axis)] for axis in ("rows", "columns"))
             strips[name] = len({i // 16 for i in (rows if name == "a" else columns)})
             cells += [(name, "store" if name == "c" else "load", *place) for place in rectangles(rows, columns)]
-        says = f"Programs {first} to {first + len(some) - 1} read strips of A: {strips['a']}, of B: {strips['b']}."
-        steps.append({"says": says, "cells": cells})
+        text = f"Programs {first} to {first + len(some) - 1} read strips of A: {strips['a']}, of B: {strips['b']}."
+        steps.append({"says": text, "cells": cells})
     return steps
 
 

@@ -17,7 +17,7 @@ INDICES = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32"
 RUNS: list[Any] = []  # what the file that is checked did: traces, or the ring's events
 
 
-def told(error: BaseException, path: Path | None = None) -> str:
+def error_text(error: BaseException, path: Path | None = None) -> str:
     """A sentence from what a check raised; the interpreter wraps what a kernel did."""
     while not isinstance(error, WrongError) and error.__cause__ is not None:
         error = error.__cause__
@@ -68,11 +68,11 @@ def traced(
             trace.run(exercise.run, *more)
         except Exception as error:
             advice = next(
-                (advice for word, advice in {**(errors or {}), **INDICES}.items() if word in told(error)), None
+                (advice for word, advice in {**(errors or {}), **INDICES}.items() if word in error_text(error)), None
             )
             if advice is None:
                 raise
-            raise WrongError(told(error) + advice) from None
+            raise WrongError(error_text(error) + advice) from None
     idle = operands.keys() - {access.operand for access in trace.accesses}
     if idle:
         raise WrongError(f"no kernel touches {' and '.join(sorted(idle))}: a kernel has to compute the result.")

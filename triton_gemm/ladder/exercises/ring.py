@@ -209,11 +209,11 @@ def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str, events: l
     while waits:
         ready = next((role for role, wait in waits.items() if wait is None or wait[0].passes(wait[1])), None)
         if ready is None:
-            says = [
+            lines = [
                 f"{role} waits while the phase of {barrier.name} is {phase}, and it has turned {barrier.turns} times"
                 for role, (barrier, phase) in waits.items()
             ]
-            raise WrongError(f"nobody goes on: {'; '.join(says)}.")
+            raise WrongError(f"nobody goes on: {'; '.join(lines)}.")
         try:
             barrier, phase = waits[ready] = next(roles[ready])
             if barrier.turns % 2 == phase and not barrier.coming:

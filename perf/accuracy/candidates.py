@@ -1,5 +1,5 @@
-"""What is measured: kinds of products, operands of theirs in memory, and of each problem one way for every kernel and
-class of bits."""
+"""What is measured: kinds of products, operands of theirs in memory, and of each problem one candidate for every kernel
+and class of bits."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _placed(
 
 
 @dataclass(frozen=True)
-class Way:
+class AccuracyCandidate:
     """One kernel in one class of bits; chosen: whether it is what the model chooses."""
 
     selection: Selection
@@ -182,12 +182,12 @@ class Way:
     chosen: bool
 
 
-def ways(problem: GemmProblem, kind: Kind, device: torch.device) -> list[Way]:
+def candidates(problem: GemmProblem, kind: Kind, device: torch.device) -> list[AccuracyCandidate]:
     """Of every kernel and class that can multiply `problem` the fastest, as predicted; or of every kernel, with and
     without copies of operands."""
     info = device_info(device)
     chosen = choose(problem, info)
-    found: dict[object, Way] = {}
+    found: dict[object, AccuracyCandidate] = {}
     for _, candidate in ranked(problem, info, any_bits=True):
         if illegal(problem, info, candidate) is not None:
             continue
@@ -195,24 +195,32 @@ def ways(problem: GemmProblem, kind: Kind, device: torch.device) -> list[Way]:
         bits = bit_class(problem, selection)
         key = (selection.kernel, bits if kind.every else selection.packed)
         same = selection.algorithm[:3] == chosen.algorithm[:3]  # kernel, config and work
-        found.setdefault(key, Way(selection, bits, same))
+        found.setdefault(key, AccuracyCandidate(selection, bits, same))
     return list(found.values())
 
 
-def chosen_ways(problem: GemmProblem, device: torch.device) -> list[Way]:
+def chosen_candidates(problem: GemmProblem, device: torch.device) -> list[AccuracyCandidate]:
     """What `matmul` runs, with and without batch invariance."""
     selections = [choose(problem, device_info(device), invariant=invariant) for invariant in (False, True)]
-    return [Way(selection, bit_class(problem, selection), True) for selection in selections]
+    return [AccuracyCandidate(selection, bit_class(problem, selection), True) for selection in selections]
 
 
-def planned(problem: GemmProblem, way: Way, device: torch.device) -> GemmPlan | InterpretedPlan:
+def planned(problem: GemmProblem, candidate: AccuracyCandidate, device: torch.device) -> GemmPlan | InterpretedPlan:
     if INTERPRETED:
-        return InterpretedPlan(problem, way.selection)
-    return GemmPlan(problem, way.selection, device)
+        return InterpretedPlan(problem, candidate.selection)
+    return GemmPlan(problem, candidate.selection, device)
 
 
-def describe(kind: Kind, size: Size, way: Way) -> dict[str, Any]:
-    """What a record says of a way."""
+def describe(kind: Kind, size: Size, candidate: AccuracyCandidate) -> dict[str, Any]:
+    """A candidate as a record has it."""
     M, N, K = size
-    how = str(way.selection).rpartition(": ")[0]
-    return {"kind": kind.name, "M": M, "N": N, "K": K, "kernel": way.selection.kernel, "bits": way.bits, "way": how}
+    how = str(candidate.selection).rpartition(": ")[0]
+    return {
+        "kind": kind.name,
+        "M": M,
+        "N": N,
+        "K": K,
+        "kernel": candidate.selection.kernel,
+        "bits": candidate.bits,
+        "way": how,
+    }

@@ -1,4 +1,4 @@
-"""Silicon: what a GPU must share with another for times measured on one to hold on the other."""
+"""GPU keys: what a GPU must share with another for times measured on one to hold on the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .device import DeviceInfo
 
 
 @dataclass(frozen=True)
-class Silicon:
+class GpuKey:
     """What tells GPUs apart. A number is 0 where it is not known."""
 
     capability: tuple[int, int]  # (major, minor)
@@ -19,7 +19,7 @@ class Silicon:
     name: str = field(default="", compare=False)  # the product's, for people: H100s of one name differ in the others
 
     @classmethod
-    def of(cls, device: DeviceInfo) -> Silicon:
+    def of(cls, device: DeviceInfo) -> GpuKey:
         """That of a GPU, whose power limit is asked of NVML where DeviceInfo does not say it."""
         power_limit = device.power_limit or nvml.power_limit(device.uuid)
         return cls(device.capability, device.num_sms, device.bus_width, power_limit, device.name)
@@ -29,6 +29,6 @@ class Silicon:
 
 
 def without_power(capability: tuple[int, int], sms: int, bus_width: int) -> str:
-    """How the text of such a Silicon begins. It is known without NVML, which takes a while to start."""
+    """How the text of such a GpuKey begins. It is known without NVML, which takes a while to start."""
     major, minor = capability
     return f"sm_{major}{minor}-{sms}sms-{bus_width}bit-"
