@@ -252,7 +252,7 @@ def test_cache_lists_and_clears_models() -> None:
     assert "calibrated 20" in told("cache", "ls")[1]
     assert told("cache", "clear", "--yes")[1] == "deleted 0 tables\n" and path.exists()
     assert told("cache", "clear", "--models", "--json")[0] == 2
-    assert told("cache", "clear", "--models", "--yes")[1] == "deleted 1 models\n" and not path.exists()
+    assert told("cache", "clear", "--models", "--yes")[1] == "deleted 1 model\n" and not path.exists()
     edited_path = file_of()
     edited(edited_path, UNLIKE["zero"])
     assert "not used" in told("cache", "ls")[1]

@@ -247,6 +247,7 @@ def test_out_of_another_shape_is_resized_with_torchs_warning(
         assert out.shape == torchs(a, b).shape
         said.append([(w.category, str(w.message).partition(" (Triggered")[0]) for w in caught])
     assert len(said[0]) == 1 and said[1][0][0] is said[0][0][0] is UserWarning
+    assert {w.filename for w in caught} == {__file__}, "it points at the line that calls"
     assert said[1][0][1].split("This behavior")[0] == said[0][0][1].split("This behavior")[0]
 
 
