@@ -25,6 +25,10 @@ PAGE = "README.md"  # of every suite, in the folder of the sweeps of one GPU and
 PICTURE = "precision.png"  # there, too
 NOTHING = "No sweep is committed yet; `python -m perf.bench all` on a GPU makes them."
 WORST = 8  # losing shapes that are named
+RATIO = (
+    "A ratio to a provider is the median over rounds of its time over ours in the same round. Times are medians of "
+    "each one's own rounds, so their quotient may differ from the ratio where the GPU's clock drifts."
+)
 
 
 def folder_of(results: Path, surroundings: Mapping[str, Any]) -> Path:
@@ -184,6 +188,7 @@ def pages(sweeps: Sequence[Sweep]) -> dict[str, str]:
         f"{'; '.join(dict.fromkeys(map(where, sweeps)))}. {origin(sweeps)}",
         "[docs/performance.md](../../../../../docs/performance.md) says what is measured and how, and what else is.",
         f"Every shape: {', '.join(f'[{name}]({name}.md)' for name in names)}.",
+        RATIO,
         formats.table_of(score_rows(sweeps)),
     ]
     found = {PAGE: "\n\n".join(parts) + "\n"}
@@ -195,7 +200,7 @@ def pages(sweeps: Sequence[Sweep]) -> dict[str, str]:
 def suite(sweeps: Sequence[Sweep], name: str) -> str:
     """Every shape of a suite in `sweeps`, a table for each sweep of it."""
     own = [sweep for sweep in sweeps if sweep["suite"] == name and sweep["shapes"]]
-    parts = [SUITES[name].reason[0].upper() + SUITES[name].reason[1:] + "."]
+    parts = [SUITES[name].reason[0].upper() + SUITES[name].reason[1:] + ".", RATIO]
     for sweep in own:
         at = environment.place(sweep["environment"])  # the page of all says whether sources have changed since
         parts.append(f"{where(sweep)}; {sweep['dtype']}, {_shapes(sweep)}; {at}.")

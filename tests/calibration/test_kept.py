@@ -252,7 +252,7 @@ def test_cache_lists_and_clears_models() -> None:
     assert "calibrated 20" in run_command("cache", "ls")[1]
     assert run_command("cache", "clear", "--yes")[1] == "deleted 0 tables\n" and path.exists()
     assert run_command("cache", "clear", "--models", "--json")[0] == 2
-    assert run_command("cache", "clear", "--models", "--yes")[1] == "deleted 1 models\n" and not path.exists()
+    assert run_command("cache", "clear", "--models", "--yes")[1] == "deleted 1 model\n" and not path.exists()
     edited_path = file_of()
     edited(edited_path, UNLIKE["zero"])
     assert "not used" in run_command("cache", "ls")[1]

@@ -75,9 +75,9 @@ def test_a_folder_that_others_may_write_is_refused(compiler: fake_cxx.Compiler, 
 
 def test_clear_deletes_extensions(compiler: fake_cxx.Compiler) -> None:
     file = Path(call("build").strip())
-    assert f"Delete 0 tables and 1 built extensions in {file.parent}?" in call("cache", "clear", code=1, stdin="n\n")
+    assert f"Delete 0 tables and 1 built extension in {file.parent}?" in call("cache", "clear", code=1, stdin="n\n")
     assert "deleted 0 models" in call("cache", "clear", "--models") and file.exists()
-    assert "deleted 0 tables and 1 built extensions" in call("cache", "clear", stdin="y\n") and not file.exists()
+    assert "deleted 0 tables and 1 built extension" in call("cache", "clear", stdin="y\n") and not file.exists()
     assert json.loads(call("cache", "clear", "--json"))["extensions"] == 0
 
 

@@ -531,7 +531,7 @@ def test_tables_travel(folder: Path, tmp_path: Path) -> None:
 def test_clear_asks_first(folder: Path) -> None:
     store(problem_of())
     refused = call("cache", "clear", stdin="n\n")
-    assert refused.exit_code == 1 and "Delete 1 tables" in refused.output and tables.listed()
+    assert refused.exit_code == 1 and "Delete 1 table in" in refused.output and tables.listed()
     assert "add --yes" in document("cache", "clear", code=2)["error"] and tables.listed()
     assert call("cache", "clear", stdin="y\n").exit_code == 0 and not tables.listed()
     assert document("cache", "clear") == {"deleted": 0, "notes": 0, "extensions": 0}
@@ -542,9 +542,9 @@ def test_clear_asks_before_it_deletes_what_tuning_noted(folder: Path) -> None:
     note = folder / f"{GpuKey.of(H200)}{tables.checks.JOURNAL}"
     note.touch()
     refused = call("cache", "clear", stdin="n\n")
-    assert refused.exit_code == 1 and "Delete 0 tables and 1 notes of tuning" in refused.output and note.exists()
+    assert refused.exit_code == 1 and "Delete 0 tables and 1 note of tuning" in refused.output and note.exists()
     assert "add --yes" in document("cache", "clear", code=2)["error"] and note.exists()
-    assert words_of("cache", "clear", "--yes") == "deleted 0 tables and 1 notes of tuning" and not note.exists()
+    assert words_of("cache", "clear", "--yes") == "deleted 0 tables and 1 note of tuning" and not note.exists()
     note.touch()
     assert document("cache", "clear", "--yes") == {"deleted": 0, "notes": 1, "extensions": 0}
 

@@ -34,6 +34,6 @@ def test_it_is_shown_and_forgotten_alone(folder: Path) -> None:
     assert "from 30 samples: nothing was faster" in call("show", "--device", "h200").output
     assert "learned" in call("ls").output
     refused = call("clear", "--learned", answer="n\n")
-    assert refused.exit_code == 1 and "Delete 1 tables" in refused.output and len(tables.listed()) == 2
+    assert refused.exit_code == 1 and "Delete 1 table in" in refused.output and len(tables.listed()) == 2
     assert call("clear", "--learned", "--yes").exit_code == 0 and len(tables.listed()) == 1
     assert call("clear", "--learned", "--models").exit_code == 2

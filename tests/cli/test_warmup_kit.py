@@ -164,7 +164,8 @@ def test_neither_a_compiler_nor_a_folder_of_caches_is_needed(
     monkeypatch.setattr(precompile, "build_driver_module", Mock(side_effect=AssertionError))
     monkeypatch.setattr(native_build, "ahead", Mock(side_effect=AssertionError))
     shown = words_of(*CALL, tmp_path / "other.kit")
-    assert f"2 kernels, 0.01 MB, in {tmp_path / 'other.kit'} 2 compiled in " in shown
+    size = -(-(tmp_path / "other.kit").stat().st_size // 1000)
+    assert f"2 kernels, {size} kB, in {tmp_path / 'other.kit'} 2 compiled in " in shown
     assert " s, 0 were there before 2 kernels for 2 GEMMs on NVIDIA H200, 0 of them in the package's own kit" in shown
     assert (tmp_path / "other.kit").read_bytes() == made
     assert " s, 2 were there before" in (shown := words_of(*CALL, file)) and "dropped" not in shown
@@ -278,7 +279,7 @@ def test_doctor_knows_the_package_s_kit(file: Path, monkeypatch: pytest.MonkeyPa
     ("arguments", "code", "error"),
     [
         (["--device", "h200", "--out", "cache", "--kit", "x.kit"], 2, "give --out or --kit, not both"),
-        (["--arch", "sm_80", "--kit", "x.kit"], 2, "a kit is for GPUs of one of the compute capabilities 9.0, not for"),
+        (["--arch", "sm_80", "--kit", "x.kit"], 2, "a kit is for GPUs of one compute capability, 9.0, not for"),
         (["--device", "h200", "--kit", "a.json"], 2, "a.json: it is no kit of this version's format"),
         (["--device", "h200", "--kit", "a.json/x.kit"], 1, "File exists"),
         (["--device", "h200", "--kit", "open/x.kit"], 1, "others may write to"),

@@ -188,7 +188,7 @@ def test_tables_and_their_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     with_gpu(monkeypatch, H200)
     assert "the cost model chooses" in findings("tables")[0].says
     assert tables.store(problem_of(), table_fakes.another(problem_of()), H200, us=1.0, default_us=2.0)
-    assert "1 entries" in the_one("tables", "700W").says
+    assert "1 entry," in the_one("tables", "700W").says
     with_gpu(monkeypatch, named_device("h100"))
     assert "is not used here" in the_one("tables", "700W").says
     path = table_fakes.table_in(folder)
@@ -228,7 +228,7 @@ def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             found, used = findings("policy")
             assert (found.status, used.status) == ("broken", "good") and used.says.startswith("model, bits same")
             assert found.says.startswith(f"TRITON_GEMM_{name} must be ") and value in found.says
-            assert found.do == f"set TRITON_GEMM_{name} to one of these, or unset it"
+            assert found.do == f"set TRITON_GEMM_{name} to a right value, or unset it"
             monkeypatch.delenv(f"TRITON_GEMM_{name}")
         monkeypatch.setenv("TRITON_GEMM_KIT", "mine.kit")
         assert findings("policy")[0].says.startswith("TRITON_GEMM_KIT must be 0, 1 or the absolute path")
@@ -327,6 +327,11 @@ def test_its_variable(value: str, compiler: fake_cxx.Compiler, tmp_path: Path, m
     elif value == "file":
         status, text, do = of_calls()
         assert status == "note" and str(file) in text and f"triton-gemm build --into {file.parent}" in do
+        monkeypatch.setenv("TRITON_GEMM_NATIVE", str(file.with_name("nope.so")))
+        native_file.setting.cache_clear()
+        assert of_calls()[2].startswith("set it to the file that `triton-gemm build --into DIR` writes")
+        monkeypatch.setenv("TRITON_GEMM_NATIVE", str(file))
+        native_file.setting.cache_clear()
         native_build.build(file.parent)
         assert of_calls() == ("good", f"C++ launches repeated calls, by {file}", "")
     else:
@@ -346,11 +351,13 @@ def test_a_wrong_switch_of_the_background_is_named(
 def test_without_a_gpu_the_extension_that_an_image_names_is_judged(
     compiler: fake_cxx.Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing reads TRITON_GEMM_BACKGROUND there."""
+    """So are variables that have no effect there."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in ("BACKGROUND", "NATIVE"):
+    for name in ("BACKGROUND", "CAPABILITY", "NATIVE", "USE"):
         monkeypatch.setenv(f"TRITON_GEMM_{name}", "off")
-    assert [status for status, *_ in doctor._policy()] == ["good"]
+    assert [status for status, *_ in doctor._policy()] == ["broken"] * 3 + ["good"]
+    for _, says, *_ in list(doctor._policy())[:3]:
+        assert "not 'off': it counts as" in says and says.endswith("; without a GPU it has no effect")
     assert [x.status for x in doctor.examine().findings if x.about == "calls"] == ["broken", "good"]
     file = tmp_path / "into" / "triton_gemm_native.so"
     monkeypatch.setenv("TRITON_GEMM_NATIVE", str(file))

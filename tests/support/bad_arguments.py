@@ -178,7 +178,7 @@ KINDS = {
     "size": Kind((1.5, "4", [4], -1, True, NOTHING), RUNTIME),
     "torch's": Kind(("x", [1], NOTHING), RUNTIME),
     "device": Kind(("nonsense", -3, 1.5, [0], "sm_71", NOTHING), RUNTIME),
-    "info": Kind((0, "sm_90", torch.device("cpu"), NOTHING), (TypeError,)),
+    "info": Kind((0, "sm_71", torch.device("cpu"), NOTHING), (TypeError, ValueError)),
     "path": Kind((1, 1.5, [1], NOTHING), (TypeError,)),
     "kinds": Kind((1, "matmul", ["mm", 2], [["mm"]], [np.ones(2)], NOTHING)),
     "callback": Kind((1, "x", [print], NOTHING), (TypeError,)),

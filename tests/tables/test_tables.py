@@ -304,6 +304,16 @@ def test_a_table_of_another_gpu_key_can_be_kept_and_is_not_used(folder: Path, tm
     assert report.faults == ("it is of sm_90-78sms-0bit-0W",), "and not of another Triton"
 
 
+def test_a_gpu_may_be_given_by_its_name(folder: Path, tmp_path: Path) -> None:
+    problem = problem_of()
+    assert tables.store(problem, select(problem, named_device("h200")), "h200", us=1, default_us=1)
+    (report,) = [x for x in tables.verify("H200") if x.source == "user's table"]
+    assert (report.entries, report.faults) == (1, ())
+    assert [tables.export_to(tmp_path / "out", name) for name in ("h200", "a100")] == [1, 0]
+    with pytest.raises(ValueError, match="device must be one of"):
+        tables.verify("h2000")
+
+
 def test_the_interpreter_has_tables_like_any_device(folder: Path) -> None:
     problem = problem_of(64, 64, 64)
     selection = select(problem, INTERPRETER)

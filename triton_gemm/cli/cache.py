@@ -130,7 +130,8 @@ def show(
             of = [x for x in foreign if x["triton"] == version]
             used, text = sum(x["used"] for x in of), f"of Triton {version}, as this is {files.TRITON}"
             if used:
-                console.print(f"used here: {used} of {len(of)} entries {text}: a kit has their kernels")
+                entries = output.counted(len(of), "entry", "entries")
+                console.print(f"used here: {used} of {entries} {text}: a kit has their kernels")
             if used < len(of):
                 unused = output.counted(len(of) - used, "entry", "entries")
                 console.print(f"not used here: {unused} {text}: the model chooses for these GEMMs")
@@ -247,7 +248,7 @@ def verify(device: words.Device = None, as_json: output.Json = False) -> None:
                 used = f"{x['used']} used here, though {x['elsewhere']}: a kit has their kernels"
             unused = f"not used here: {x['elsewhere'] or 'they cannot run, or have other bits than the model'}"
             state = "; ".join(x["faults"]) or (used if x["used"] or not x["entries"] else unused)
-            console.print(f"{Path(x['file']).name}: {x['entries']} entries, {state}")
+            console.print(f"{Path(x['file']).name}: {output.counted(x['entries'], 'entry', 'entries')}, {state}")
         if not found:
             console.print(f"there is no table in {tables.folder()}, and none came with the package")
 
@@ -287,9 +288,11 @@ def clear(
 
     def what(count: int) -> str:
         if models:
-            return f"{count} models"
-        more = f" and {len(notes)} notes of tuning" * bool(notes)
-        return f"{count} tables" + more + f" and {len(extensions)} built extensions" * bool(extensions)
+            return output.counted(count, "model")
+        found = [output.counted(count, "table")]
+        found += [output.counted(len(notes), "note of tuning", "notes of tuning")] * bool(notes)
+        found += [output.counted(len(extensions), "built extension")] * bool(extensions)
+        return " and ".join(found)
 
     if (own or notes or extensions) and not yes:
         if as_json:

@@ -113,7 +113,7 @@ def warmup(
         ]
     else:
         lines = [
-            f"{output.counted(made.kernels, 'kernel')}, {made.nbytes / 1e6:.2f} MB, in {made.file}",
+            f"{output.counted(made.kernels, 'kernel')}, {-(-made.nbytes // 1000):,} kB, in {made.file}",
             f"{made.compiled} compiled in {made.seconds:.0f} s, {made.kernels - made.compiled} were there before",
             f"{output.counted(made.needed, 'kernel')} for {wanted}, {made.shipped} of them in the package's own kit",
         ]

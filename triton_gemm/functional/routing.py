@@ -77,7 +77,7 @@ def enable(
             fastest from then on (docs/tuning.md). None: if TRITON_GEMM_LEARN is 1.
 
     Raises:
-        ValueError: An unknown name, or first_calls="torch" with TRITON_GEMM_BACKGROUND=0.
+        ValueError: An unknown name, exclude= has all of only=, or first_calls="torch" with TRITON_GEMM_BACKGROUND=0.
         RuntimeError: torch sees no CUDA device and `required`, or there is one that torch cannot use (unless
             TRITON_INTERPRET=1 was set before Python started); or first_calls="torch" under batch invariance, here and
             at every call.
@@ -105,6 +105,11 @@ def _rule(
     arguments.callback(function, "predicate", predicate, "op", "a", "b")
     arguments.one_of(function, "first_calls", first_calls, get_args(FirstCalls))
     kinds = kinds_of(function, "only", only), kinds_of(function, "exclude", exclude)
+    for kind in (str, torch.dtype):
+        named = {x for x in kinds[0] if isinstance(x, kind)}
+        if named and named <= kinds[1]:
+            every = ", ".join(sorted(map(str, named)))
+            raise ValueError(f"{function}(): nothing is routed, as exclude has all of only: {every}")
     if first_calls == "torch":
         _refuse_invariance()
         if not (INTERPRETED or background.enabled()):

@@ -60,5 +60,5 @@ def kinds_of(function: str, name: str, given: Kind | Collection[Kind]) -> frozen
     unknown = [x for x in several if not (isinstance(x, torch.dtype) or (isinstance(x, str) and x in names))]
     if unknown:
         wrong = ", ".join(map(str, unknown))
-        raise ValueError(f"{function}(): {name}: {wrong}: only {', '.join(names)} are routed, and by dtypes")
+        raise ValueError(f"{function}(): {name} must have dtypes or names of {', '.join(names)}, not {wrong}")
     return frozenset(several)

@@ -307,7 +307,9 @@ def implemented(
     strided(function, a, b, input)
     if a.dtype not in dtypes:
         shapes = f"{by(a.shape)} and {by(b.shape)}"
-        raise NotImplementedError(f"{function} is not implemented for {a.dtype} ({shapes}); it takes {names(dtypes)}")
+        alone = "; int8 goes without bias, input, residual, gate, activation and groups" * (a.dtype == torch.int8)
+        takes = f"it takes {names(dtypes)}{alone}"
+        raise NotImplementedError(f"{function} is not implemented for {a.dtype} ({shapes}); {takes}")
 
 
 # --- out= ---
@@ -339,7 +341,7 @@ def out(
                 f"{list(out.shape)}, which does not match the required output shape {list(shape)}. This behavior is "
                 "deprecated, and in a future PyTorch release outputs will not be resized unless they have zero "
                 "elements.",
-                stacklevel=4,
+                stacklevel=6,  # of `product`, whose callers are public functions' `_product`
             )
         out.resize_(shape)
     if not compiling and overlaps_itself(out):

@@ -45,9 +45,10 @@ def scaled_matmul(
             size.
         b: [K, N], of the same dtype.
         scale_a, scale_b: fp32 tensors in one of three forms: one number each; [M, 1] and [1, N], one for each row of a
-            and each column of b; or blocks, for fp8 only. Those are [M, K / 128] and [K / 128, N / 128], rounded up,
-            one for each 1 x 128 of a and each 128 x 128 of b. The product of one of a and one of b should be a normal
-            fp32 number: below 1.2e-38 it loses digits, and above 3.4e38 the result is infinite or NaN.
+            and each column of b, where either may be one number; or blocks, for fp8 only. Those are [M, K / 128] and
+            [K / 128, N / 128], rounded up, one for each 1 x 128 of a and each 128 x 128 of b. The product of one of a
+            and one of b should be a normal fp32 number: below 1.2e-38 it loses digits, and above 3.4e38 the result is
+            infinite or NaN.
         bias: [N], bf16, fp16 or fp32. It is added after the scales, before the one rounding to out_dtype.
         out_dtype: torch.bfloat16, torch.float16 or torch.float32.
         use_fast_accum: Accumulates fp8 in the tensor cores alone, which keep 14 bits of a sum: faster. By default sums
@@ -161,7 +162,9 @@ def check(
     if bias is not None and (
         not rules.may_be(bias.shape, (N,)) or bias.dtype not in SCALED_OUT_DTYPES or bias.device != a.device
     ):
-        raise ValueError(f"scaled_matmul(): bias must be [{N}] of {rules.names(SCALED_OUT_DTYPES)} on {a.device}")
+        wanted = f"[{N}] of {rules.names(SCALED_OUT_DTYPES)} on {a.device}"
+        given = f"{list(bias.shape)} of {bias.dtype} on {bias.device}"
+        raise ValueError(f"scaled_matmul(): bias must be {wanted}, not {given}")
     scale_a, scale_b = scale_a.resolve_neg(), scale_b.resolve_neg()
     one_a, one_b = not may_differ(scale_a.numel(), 1), not may_differ(scale_b.numel(), 1)
     if one_a and one_b:

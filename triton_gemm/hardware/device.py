@@ -79,19 +79,27 @@ INTERPRETER = DeviceInfo("Triton's interpreter", (9, 0), 4, SHARED_MEMORY[9, 0])
 CAPABILITY = "TRITON_GEMM_CAPABILITY"
 
 
+def wrong_capability(own: tuple[int, int] | None = None) -> str | None:
+    """What is wrong with CAPABILITY on a GPU of that compute capability, or on a machine without one; or None."""
+    given = os.environ.get(CAPABILITY, "")
+    found = re.fullmatch(r"(\d{1,2})\.(\d)", given, re.ASCII)
+    if not given or (found is not None and (own is None or (int(found[1]), int(found[2])) <= own)):
+        return None
+    up_to, counts = ("", "the GPU's own") if own is None else (f" up to {own[0]}.{own[1]}", f"{own[0]}.{own[1]}")
+    return f"{CAPABILITY} must be a compute capability{up_to}, not {given!r}: it counts as {counts}"
+
+
 def treated_as(capability: tuple[int, int]) -> tuple[int, int]:
     """The compute capability that choices are made for on a GPU of this one. What CAPABILITY holds that is none, or is
     newer, is warned of: it is read amid a user's call."""
     given = os.environ.get(CAPABILITY, "")
     if not given:
         return capability
-    found = re.fullmatch(r"(\d{1,2})\.(\d)", given, re.ASCII)
-    if found is None or (int(found[1]), int(found[2])) > capability:
-        own = ".".join(map(str, capability))
-        words = f"{CAPABILITY} must be a compute capability up to {own}, not {given!r}: it counts as {own}"
+    if (words := wrong_capability(capability)) is not None:
         warnings.warn(words, stacklevel=2)
         return capability
-    return int(found[1]), int(found[2])
+    major, minor = given.split(".")
+    return int(major), int(minor)
 
 
 @cache

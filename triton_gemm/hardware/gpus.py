@@ -17,7 +17,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from .device import SHARED_MEMORY, DeviceInfo, architecture, device_of_capability
+from .. import arguments
+from .device import SHARED_MEMORY, DeviceInfo, architecture, current_device_info, device_of_capability
 
 Rates = Mapping[str, float]  # by `Arithmetic.unit`
 CUDA_CORES = frozenset({"ieee", "fp64"})  # units that run at their clock, which may be another than tensor cores'
@@ -136,6 +137,15 @@ def named_device(name: str) -> DeviceInfo:
         power_limit=sheet.power_limit,
         clock=sheet.clock,
     )
+
+
+def given_device(function: str, device: DeviceInfo | str | None) -> DeviceInfo:
+    """The GPU of a function's argument `device`: itself, the one of a name as `named_device` takes it, None's the
+    current one. TypeError for others."""
+    if isinstance(device, str):
+        return named_device(device)
+    arguments.instance(function, "device", device, DeviceInfo, or_none=True)
+    return device or current_device_info()
 
 
 def per_clock(device: DeviceInfo, unit: str) -> float:

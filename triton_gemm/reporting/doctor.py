@@ -25,7 +25,15 @@ import triton
 
 from .. import tables
 from ..compat import CLUSTERS, INTERPRETED, TESTED, c_compiler, cache_folder, cxx_compiler
-from ..hardware.device import SHARED_MEMORY, DeviceInfo, architecture, device_info, has_gpu
+from ..hardware.device import (
+    CAPABILITY,
+    SHARED_MEMORY,
+    DeviceInfo,
+    architecture,
+    device_info,
+    has_gpu,
+    wrong_capability,
+)
 from ..hardware.device_model import model_of, origin
 from ..hardware.driver import driver_version
 from ..runtime import background, kits, native_build, native_file, policies
@@ -253,7 +261,10 @@ def _native() -> Found:
         yield "note", f"{by_python}: {error}", "or delete the file, if you do not know it"
     except (OSError, ImportError) as error:
         if given:
-            do = f"build it with `triton-gemm build --into {where.parent}`, or unset TRITON_GEMM_NATIVE"
+            do = f"build it with `triton-gemm build --into {where.parent}`"
+            if where.name != f"{native_file.NAME}.so":  # which that writes
+                do = f"set it to the file that `triton-gemm build --into DIR` writes, DIR/{native_file.NAME}.so"
+            do += ", or unset TRITON_GEMM_NATIVE"
             yield "note", f"{by_python}, as TRITON_GEMM_NATIVE is {where}: {error}", do
         else:
             yield _to_be_built(by_python)
@@ -309,13 +320,18 @@ def _product() -> Found:
 
 def _policy() -> Found:
     on_gpu = torch.cuda.is_available() and not INTERPRETED  # nothing is compiled in the background elsewhere
-    wrong: dict[str, str | None] = {}
-    if on_gpu and (switch := os.environ.get("TRITON_GEMM_BACKGROUND", "1")) not in ("0", "1"):
-        wrong["TRITON_GEMM_BACKGROUND"] = f"TRITON_GEMM_BACKGROUND must be 0 or 1, not {switch!r}: it counts as 1"
-    wrong |= {x: policies.wrong(x) for x in policies.VARIABLES} | {kits.VARIABLE: native_file.wrong(kits.VARIABLE)}
+    wrong = {"TRITON_GEMM_BACKGROUND": background.wrong(), kits.VARIABLE: native_file.wrong(kits.VARIABLE)}
+    wrong |= {x: policies.wrong(x) for x in policies.VARIABLES}
+    here = torch.cuda.is_available()
+    own = torch.cuda.get_device_capability() if here and os.environ.get(CAPABILITY) else None
+    wrong[CAPABILITY] = wrong_capability(own)
+    if (use := os.environ.get("TRITON_GEMM_USE", "")) not in ("", "0", "1"):
+        wrong["TRITON_GEMM_USE"] = f"TRITON_GEMM_USE must be 0 or 1, not {use!r}: it counts as 0"
+    of_gpus = ("TRITON_GEMM_BACKGROUND", CAPABILITY, "TRITON_GEMM_USE")
     for variable, why in wrong.items():
         if why is not None:
-            yield "broken", why, f"set {variable} to one of these, or unset it"
+            says = f"{why}; without a GPU it has no effect" if variable in of_gpus and not here else why
+            yield "broken", says, f"set {variable} to a right value, or unset it"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which say the same
         found = policies.current_policy()

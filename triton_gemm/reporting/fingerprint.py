@@ -11,9 +11,9 @@ import torch
 
 from .. import arguments, tables
 from ..functional.routing import first_calls
-from ..hardware.device import DeviceInfo, current_device_info
+from ..hardware.device import DeviceInfo
 from ..hardware.device_model import model_of, origin
-from ..hardware.gpus import named_device
+from ..hardware.gpus import given_device
 from ..kernels import forms
 from ..runtime import kits, policies
 
@@ -41,10 +41,7 @@ def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: bool
         parts: Whether to return the hash's parts by name instead, and what was learned.
     """
     arguments.flag("selection_fingerprint", "parts", parts)
-    if isinstance(device, str):
-        device = named_device(device)
-    arguments.instance("selection_fingerprint", "device", device, DeviceInfo, or_none=True)
-    device = device or current_device_info()
+    device = given_device("selection_fingerprint", device)
     name, bits, invariant = policies.current_policy()
     found = {
         "policy": (name if name == "model" else f"{name}, bits {bits}") + ", batch-invariant" * invariant,

@@ -66,7 +66,8 @@ def machine_code(devices: tuple[DeviceInfo, ...]) -> Found:
         used, where = _used(found, devices, package)
         package += [found] * (file != own)
         by = " and ".join(f"{name} {version}" for name, version in found.made_by.items())
-        text = f"{what} has {len(found.kernels)} kernels for {architecture(found.capability)}, made by {by}; {where}"
+        count = f"{len(found.kernels)} kernel{'s' * (len(found.kernels) != 1)}"
+        text = f"{what} has {count} for {architecture(found.capability)}, made by {by}; {where}"
         if stale:
             yield "note", f"{text}, and {stale} are compiled anyway: the sources are not those of the kit", do
         else:
@@ -144,13 +145,13 @@ def stored(devices: tuple[DeviceInfo, ...]) -> Found:
         yield "note", f"{path} is quarantined: it could not be used", _advice(path, away)
     if not reports:
         count = 0 if devices else sum(contents.table is not None for _, _, contents in listed)
-        yield "good", f"{count} tables" + (": the cost model chooses, or tune" if not count else "")
+        yield "good", f"{count} table{'s' * (count != 1)}" + (": the cost model chooses, or tune" if not count else "")
 
 
 def _of_table(report: tables.Report, device: DeviceInfo) -> Found:
     """Findings of a table on a machine with a GPU: nothing of a shipped one of another GPU or Triton."""
     of, faults = report.table, [fault for fault in report.faults if fault != report.elsewhere]
-    has = f"{report.path.name}: {report.entries} entries, {report.source}"
+    has = f"{report.path.name}: {report.entries} {'entry' if report.entries == 1 else 'entries'}, {report.source}"
     if (
         report.elsewhere
         and of

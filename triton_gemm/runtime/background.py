@@ -226,14 +226,19 @@ def _ended(device: DeviceInfo, job: object, error: str | None) -> None:
         stand_ins.change()
 
 
+def wrong() -> str | None:
+    """What is wrong with the value of TRITON_GEMM_BACKGROUND, or None."""
+    found = os.environ.get("TRITON_GEMM_BACKGROUND", "1")
+    return None if found in ("0", "1") else f"TRITON_GEMM_BACKGROUND must be 0 or 1, not {found!r}: it counts as 1"
+
+
 @lru_cache(maxsize=1)
 def enabled() -> bool:
     """Whether anything is compiled in the background: unless TRITON_GEMM_BACKGROUND=0, or where there is no Python that
     a worker could run. What is neither 0 nor 1 counts as 1."""
-    found = os.environ.get("TRITON_GEMM_BACKGROUND", "1")
-    if found not in ("0", "1"):
-        log.warning("TRITON_GEMM_BACKGROUND must be 0 or 1, not %r: it counts as 1", found)
-    return found != "0" and not INTERPRETED and python() is not None
+    if (words := wrong()) is not None:
+        log.warning("%s", words)
+    return os.environ.get("TRITON_GEMM_BACKGROUND") != "0" and not INTERPRETED and python() is not None
 
 
 def wait_until_compiled(timeout: float | None = None) -> bool:

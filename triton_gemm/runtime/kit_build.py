@@ -104,9 +104,9 @@ def extend(
     made_by = _compilers()
     capability, *others = {device.capability for device in devices}
     if others or capability not in kits.NAMES:
-        known = ", ".join(f"{major}.{minor}" for major, minor in kits.NAMES)
+        known = " or ".join(f"{major}.{minor}" for major, minor in kits.NAMES)
         given = ", ".join(sorted(f"{x.name} ({x.capability[0]}.{x.capability[1]})" for x in devices))
-        raise ValueError(f"a kit is for GPUs of one of the compute capabilities {known}, not for {given}")
+        raise ValueError(f"a kit is for GPUs of one compute capability, {known}, not for {given}")
     wanted, not_launched = gather(problems, devices, **how)
     needed = {kit.key_of(x): of for x, of in wanted.get(capability, {}).items()}
     launches, shipped = needed, _shipped(capability)

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from .. import arguments
-from ..hardware.device import SHARED_MEMORY, DeviceInfo, current_device_info, device_info
+from ..hardware.device import SHARED_MEMORY, DeviceInfo, device_info
 from ..hardware.gpu_key import GpuKey
+from ..hardware.gpus import given_device, named_device
 from ..problem import GemmProblem
 from ..selection.select import Selection, select
 from . import checks, files, queries
@@ -23,7 +24,7 @@ cleared = 0  # how often this process has cleared the tables
 def store(
     problem: GemmProblem,
     selection: Selection,
-    device: DeviceInfo,
+    device: DeviceInfo | str,
     *,
     us: float,
     default_us: float,
@@ -38,7 +39,7 @@ def store(
     Args:
         problem: The GEMM problem.
         selection: The fastest one.
-        device: The GPU.
+        device: The GPU, or its name, as "h200".
         us: Its time in microseconds.
         default_us: The time of the model's choice, measured together with it.
         bits: The kind of table: "same" or "any".
@@ -53,6 +54,7 @@ def store(
     Raises:
         TypeError, ValueError: No table could hold it; nothing is written.
     """
+    device = named_device(device) if isinstance(device, str) else device
     queries.check("store", device, bits, problem)
     arguments.instance("store", "selection", selection, Selection)
     us, default_us = arguments.positive("store", "us", us), arguments.positive("store", "default_us", default_us)
@@ -117,12 +119,12 @@ def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) 
     return len(table.entries)
 
 
-def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bits: Bits = "same") -> int:
+def export_to(path: str | os.PathLike[str], device: DeviceInfo | str | None = None, bits: Bits = "same") -> int:
     """Writes the user's table for a GPU into a file that `import_from` takes, here or elsewhere.
 
     Args:
         path: The file to write.
-        device: The GPU; None: the current one.
+        device: The GPU, or its name, as "h200"; None: the current one.
         bits: The kind of table: "same" or "any".
 
     Returns:
@@ -131,7 +133,7 @@ def export_to(path: str | os.PathLike[str], device: DeviceInfo | None = None, bi
     Raises:
         OSError: The table cannot be read, or the file not written. Nothing is changed.
     """
-    device = device if device is not None else current_device_info()
+    device = given_device("export_to", device)
     queries.check("export_to", device, bits)
     table, where = Table(GpuKey.of(device), bits=bits), queries.folder()
     table = table if where is None else files.current(where, table)

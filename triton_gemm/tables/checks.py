@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .. import arguments
-from ..hardware.device import DeviceInfo, current_device_info
+from ..hardware.device import DeviceInfo
 from ..hardware.gpu_key import GpuKey
+from ..hardware.gpus import given_device
 from . import files, queries
 from .files import Table
 from .queries import Source
@@ -56,20 +56,19 @@ def notes() -> list[Path]:
     return sorted(where.glob(f"*{JOURNAL}*")) if where else []
 
 
-def verify(device: DeviceInfo | None = None) -> list[Report]:
+def verify(device: DeviceInfo | str | None = None) -> list[Report]:
     """Checks every file of tables, quarantined ones included, and each entry. Nothing is changed.
 
     A table must have the GPU key of `device` and this version of Triton, and each entry must be legal there.
 
     Args:
-        device: The GPU; None: the current one.
+        device: The GPU, or its name, as "h200"; None: the current one.
 
     Returns:
         A `Report` of each file.
     """
-    arguments.instance("verify", "device", device, DeviceInfo, or_none=True)
+    device = given_device("verify", device)
     reports = [Report(path, "user's table", 0, ("it is quarantined",)) for path in set_aside()]
-    device = device or current_device_info()
     gpu_key = GpuKey.of(device)
     for source, path, found in listed():
         faults, elsewhere = [found.wrong[1]] if found.wrong else [], ""

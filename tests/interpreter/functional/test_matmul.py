@@ -247,6 +247,7 @@ def test_out_of_another_shape_is_resized_with_torchs_warning(
         assert out.shape == torchs(a, b).shape
         warned.append([(w.category, str(w.message).partition(" (Triggered")[0]) for w in caught])
     assert len(warned[0]) == 1 and warned[1][0][0] is warned[0][0][0] is UserWarning
+    assert {w.filename for w in caught} == {__file__}, "it points at the line that calls"
     assert warned[1][0][1].split("This behavior")[0] == warned[0][0][1].split("This behavior")[0]
 
 

@@ -157,8 +157,11 @@ def test_rules() -> None:
             assert ours() == {}
             torch.mm(draw(4, 3), draw(3, 3))
         assert ours() == {"mm": 1}
-    with pytest.raises(ValueError, match="conv2d: only mm, bmm, addmm, baddbmm, "):
+    with pytest.raises(ValueError, match=r"only must have dtypes or names of mm, bmm, .*, not conv2d"):
         triton_gemm.enable(only=("conv2d",))
+    for only, exclude in (("mm", "mm"), (("mm", torch.float32), torch.float32)):
+        with pytest.raises(ValueError, match="nothing is routed, as exclude has all of only"):
+            triton_gemm.enable(only=only, exclude=exclude)
     with pytest.raises(RuntimeError, match="nothing is routed"):
         triton_gemm.disable()
 
