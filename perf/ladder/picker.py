@@ -27,7 +27,7 @@ OFFERED = 6  # candidates to guess among
 SIZES = re.compile(r"(\d+)x(\d+)x(\d+) bf16 ([nt]{2})")  # no batch, and none of the rare operands
 TILE, CLUSTER = re.compile(r" (\d+)x(\d+)x\d+ "), re.compile(r" cluster (\d+)x(\d+)")
 PARTS = re.compile(r"(?:(\d+) tiles|\bK) in (\d+) parts")  # of some tiles or clusters, or of all
-GLITCH = 3  # a candidate that took longer than so many times the next slower one, timed once, is not offered
+GLITCH = 3  # a slowest candidate that took longer than so many times the next one is not offered: it was timed once
 
 
 def offered(names: Sequence[str], choice: int) -> list[int]:
