@@ -79,7 +79,7 @@ MISTAKES = [
     ("e05_beta", "alpha * acc", "acc", "C is 1.0 A B + -1.5 C: alpha is missing."),
     ("e05_beta", "out += beta", "out -= beta", "is not 0.7 A B - 1.5 C, even but for rounding"),
     (
-        *("e05_beta", "out += beta * tl.load(c_ptrs)", "out = alpha * (acc + beta / alpha * tl.load(c_ptrs)"),
+        *("e05_beta", "beta * tl.load(c_ptrs).to(tl.float32)", "alpha * (beta / alpha * tl.load(c_ptrs))"),
         "with alpha = 0 and beta = -1.5 c[0, 0] is nan, and should be ",
     ),
     (
