@@ -79,8 +79,15 @@ MISTAKES = [
     ("e05_beta", "alpha * acc", "acc", "C is 1.0 A B + -1.5 C: alpha is missing."),
     ("e05_beta", "out += beta", "out -= beta", "is not 0.7 A B - 1.5 C, even but for rounding"),
     (
-        *("e05_beta", "beta * tl.load(c_ptrs).to(tl.float32)", "alpha * (beta / alpha * tl.load(c_ptrs))"),
-        "with alpha = 0 and beta = -1.5 c[0, 0] is nan, and should be ",
+        *("e05_beta", "out += beta * tl.load(c_ptrs).to(tl.float32)"),
+        "out = alpha * (acc + beta / alpha * tl.load(c_ptrs).to(tl.float32))",
+        "ZeroDivisionError: float division by zero, with alpha = 0, where C is beta C: divide by nothing that may be",
+    ),
+    (
+        "e05_beta",
+        "    if HAS_BETA:",
+        "    out /= alpha != 0\n    if HAS_BETA:",
+        "with alpha = 0 and beta = -1.5 c[0, 0] is nan",
     ),
     (
         *("e06_pipeline", "        a_ptrs += BLOCK\n        b_ptrs += BLOCK * stride_b\n", ""),
@@ -181,7 +188,7 @@ OTHERS = [
     (
         *("e08_accumulate", BY_NAME["e08_accumulate"].solution),  # two accumulators
         BY_NAME["e08_accumulate"]
-        .solution.replace("acc = tl.zeros", "acc = odd = tl.zeros")
+        .solution.replace("    for k", "    odd = acc\n    for k")
         .replace(
             "        acc = tl.dot(a, b, acc)\n",
             "        if k // BLOCK % 2 == 1:\n            odd = tl.dot(a, b, odd)\n"

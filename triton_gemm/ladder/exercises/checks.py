@@ -183,13 +183,11 @@ def _beta(exercise: Any, solution: Any) -> None:
             "compute `out` in fp32, so that it is rounded once, when it is stored."
         )
     operands["c"].copy_(before)
-    traced(exercise, operands, 0.0, -1.5)
+    zero = {"ZeroDivisionError": ", with alpha = 0, where C is beta C: divide by nothing that may be 0."}
+    traced(exercise, operands, 0.0, -1.5, errors=zero)
     if not torch.allclose(operands["c"].double(), -1.5 * before, 2.0**-9, 2.0**-9):
-        value, wanted_value = float(operands["c"][0, 0]), -1.5 * float(before[0, 0])
-        raise WrongError(
-            f"with alpha = 0 and beta = -1.5 c[0, 0] is {value:.6g}, and should be {wanted_value:.6g}: -1.5 C is left. "
-            "Nothing may be divided by alpha."
-        )
+        value, right = float(operands["c"][0, 0]), -1.5 * float(before[0, 0])
+        raise WrongError(f"with alpha = 0 and beta = -1.5 c[0, 0] is {value:.6g}, and should be {right:.6g}, -1.5 C.")
 
 
 @_of("e06_pipeline")
