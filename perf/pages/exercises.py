@@ -15,8 +15,8 @@ from triton_gemm.ladder.exercises.command import PROGRAM
 FOLDER = ROOT / "docs" / "exercises"
 RUNG = re.compile(r"\bk\d\d\b")
 # The exercises that a rung's source solves: its code is best read after them.
-SOLVED = {"k01": [5], "k02": [1], "k03": [2], "k04": [4], "k07": [7], "k08": [8], "k09": [10]}
-SOLVED |= {"k10": [5, 11], "k11": [5, 13]}
+SOLVED = {"k01": [5], "k02": [1], "k03": [2, 8], "k04": [4, 8], "k05": [8], "k06": [8], "k07": [7, 8]}
+SOLVED |= {"k08": [8], "k09": [8, 10], "k10": [5, 8, 10, 11], "k11": [5, 10, 13]}
 
 
 def pages() -> dict[Path, str]:
@@ -43,7 +43,8 @@ def of(rung: Rung, folder: Path) -> str:
 def spoils(rung: Rung) -> str:
     """What is said of a rung's source where it is folded or linked: "; it spoils exercise 4", or nothing."""
     numbers = SOLVED.get(rung.id, [])
-    return f"; it spoils exercise{'s'[: len(numbers) - 1]} {' and '.join(map(str, numbers))}" if numbers else ""
+    named = re.sub(", ([0-9]+)$", r" and \1", ", ".join(map(str, numbers)))
+    return f"; it spoils exercise{'s'[: len(numbers) - 1]} {named}" if numbers else ""
 
 
 def _page(exercise: Exercise) -> str:

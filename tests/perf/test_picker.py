@@ -5,19 +5,25 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from perf.common.files import read_json
 from perf.ladder import picker
 from perf.measure.environment import RESULTS
 from tests.perf.test_explorer import BROWSER, opened
 from tests.perf.test_limits import row as limits_row
+from triton_gemm import kernels
 from triton_gemm.hardware.gpus import bandwidth, named_device
+from triton_gemm.kernels.schedule import Schedule
+from triton_gemm.problem import GemmProblem
+from triton_gemm.reporting.explanation import described
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +51,7 @@ def test_six_are_offered_the_fastest_and_the_choice_among_them(found: list[dict[
         ("warp_specialised 64x96x128 4 warps 4 stages, 9 tiles in 14 parts", (9, 126, 1320)),
         ("warp_specialised 128x64x64 8 warps 5 stages, 2 tiles in 3 parts, swap_ab", (9, 13, 1320)),
         ("portable 64x64x64 4 warps 3 stages", (15, 15, 1656)),
+        ("portable 64x64x64 group 8 4 warps 3 stages, K in 3 parts", (15, 45, 1656)),
         ("gemv 16 warps", None),
     ],
 )
@@ -67,6 +74,48 @@ def test_the_page_is_one_file_of_what_the_records_have(found: list[dict[str, Any
     assert (memory, f"{units / 1e6:.0f}") == (bandwidth(named_device("h200")), limits_row("H200")[4])
     assert picker.peaks("NVIDIA of another name") is None
     assert (one["torch"], one["names"][one["choice"]]) == (product["torch_us"], product["choice"])
+
+
+def items(name: str, problem: GemmProblem) -> int:
+    """Programs of a candidate's launch, or where these go from item to item, all items; read back from its name."""
+    found = re.match(
+        r"(\w+) (\d+)x(\d+)x(\d+)(?: group (\d+))? (\d+) warps (\d+) stages(?: cluster (\d)x(\d))?"
+        r"(?:, (?:(\d+) tiles|K) in (\d+) parts)?",
+        name,
+    )
+    assert found is not None
+    kernel, (m, n, k, group, warps, stages, *cluster, tiles, parts) = (
+        found[1],
+        (int(x or 0) for x in found.groups()[1:]),
+    )
+    module, more = kernels.named(kernel), [group] * (group > 0) + cluster * (cluster[0] > 0)
+    problem = kernels.repack.repacked(problem, tuple(x for x in "ab" if f"{x} repacked" in name))
+    problem = problem.swap_ab() if "swap_ab" in name else problem
+    programs = kernel != "warp_specialised"
+    work = parts or 1 if programs else Schedule(2**31, tiles, parts or 1, reduction="second launch" in name)
+    first, *_ = module.launches(problem, module.Config(m, n, k, warps, stages, *more), work)
+    return math.prod(first.grid) if programs else first.arguments["num_items"]
+
+
+def test_pieces_are_what_a_launch_has(found: list[dict[str, Any]]) -> None:
+    """Of the offered candidates of a hundred GEMMs, of which some cut K for all of their tiles."""
+    drawn = random.Random(2).sample([one for gpu in found for one in gpu["puzzles"]], 100)
+    names = set()
+    for one in drawn:
+        (M, N, K), work = one["sizes"], one["work"]
+        problem, *_ = described(M=M, N=N, K=K, dtype=torch.bfloat16, layout=one["layout"], device="h100")
+        for place in (place for place in one["offered"] if work[place] is not None):
+            name = one["names"][place]
+            names.add(name)
+            assert work[place][1] == items(name, problem), (name, one["sizes"])
+    assert sum(", K in " in name for name in names) > 20 and sum(" tiles in " in name for name in names) > 100
+
+
+def test_a_glitch_is_not_offered(found: list[dict[str, Any]]) -> None:
+    all_us = [(one["us"], one["offered"]) for gpu in found for one in gpu["puzzles"]]
+    glitches = [offered for us, offered in all_us if us[-1] > picker.GLITCH * us[-2] and len(us) - 1 in offered]
+    assert not glitches and sum(us[-1] > picker.GLITCH * us[-2] for us, _ in all_us) > 20
+    assert f"more than {picker.GLITCH} times as long as the next one, it is not among" in picker.TEMPLATE.read_text()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")

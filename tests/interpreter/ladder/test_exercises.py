@@ -49,7 +49,7 @@ MISTAKES = [
         "return tl.load(ptr + (rows[:, None] % height) * stride + columns[None, :] % width)",
         "Program 0 reads 48 elements of a again, as indices do that wrap round: along K they are summed twice",
     ),
-    ("e02_mask", "other=0.0", "other=1.0", "c[0, 0] is"),
+    ("e02_mask", "other=0.0", "other=1.0", "Each is A B + 3: 3 lanes of the last k-tile lie beyond K = 45, where"),
     (
         "e03_tile",
         "64, 64, 16",
@@ -59,6 +59,7 @@ MISTAKES = [
     ("e03_tile", "64, 64, 16", "64, 64, 256", "has 166912. That is 2 slots of (64 + 64) x 256 x 4 bytes, one fewer"),
     ("e03_tile", "64, 64, 16", "32, 64, 32", "10.7 FLOP"),
     ("e03_tile", "64, 64, 16", "96, 64, 16", "powers of two"),
+    ("e03_tile", "64, 64, 16", "128, 128, 16\nNUM_WARPS = 8", "are given, 4 and 3: the tile alone is to be found"),
     ("e04_group", "tl.minimum(num_m - group * GROUP_M, GROUP_M)", "GROUP_M", "reads a[160, 0]"),
     (
         "e04_group",
@@ -67,11 +68,27 @@ MISTAKES = [
         "float32: `/` makes fp32, use `//`.",
     ),
     ("e04_group", "within % rows, within // rows", "within // num_n, within % num_n", "170 strips"),
+    (
+        *("e04_group", BY_NAME["e04_group"].solution, "    return pid % 40 // 4, pid // 40 * 4 + pid % 4\n"),  # columns
+        "of programs 32 to 47, strips that are read of A: 4, of B: 8; in groups of 4 rows they are 4 and 4. All waves "
+        "read 88 strips, where 84",
+    ),
     ("e05_beta", "if HAS_BETA:", "if True:", "C is read with beta = 0"),
     ("e05_beta", "out = alpha * acc", "out = (alpha * acc).to(tl.float16)", "other bits"),
     ("e05_beta", "beta * tl.load", "tl.load", "C is 0.7 A B + 1.0 C: beta is missing."),
     ("e05_beta", "alpha * acc", "acc", "C is 1.0 A B + -1.5 C: alpha is missing."),
     ("e05_beta", "out += beta", "out -= beta", "is not 0.7 A B - 1.5 C, even but for rounding"),
+    (
+        *("e05_beta", "out += beta * tl.load(c_ptrs).to(tl.float32)"),
+        "out = alpha * (acc + beta / alpha * tl.load(c_ptrs).to(tl.float32))",
+        "ZeroDivisionError: float division by zero, with alpha = 0, where C is beta C: divide by nothing that may be",
+    ),
+    (
+        "e05_beta",
+        "    if HAS_BETA:",
+        "    out /= alpha != 0\n    if HAS_BETA:",
+        "with alpha = 0 and beta = -1.5 c[0, 0] is nan",
+    ),
     (
         *("e06_pipeline", "        a_ptrs += BLOCK\n        b_ptrs += BLOCK * stride_b\n", ""),
         "K-tile 0, counted from 0, is multiplied 6 times: it is loaded 6 times. Do pointers advance before each load?",
@@ -100,8 +117,22 @@ MISTAKES = [
     ("e07_tf32", "0x1000", "0x0FFF", "a tie, which goes away from zero"),
     ("e08_accumulate", "b, acc)", "b, acc.to(tl.float16))", "AssertionError: `tl.dot` adds to sums in fp32"),
     ("e08_accumulate", "tl.dot(a, b, acc)", "acc + tl.dot(a, b).to(tl.float16)", "be it a k-tile's product"),
+    (
+        *("e08_accumulate", BY_NAME["e08_accumulate"].solution),
+        BY_NAME["e08_accumulate"].before.replace("float16", "bfloat16"),
+        "Was it added in bf16, which has 8 bits, and the interpreter cannot add? Sums belong in fp32.",
+    ),
+    (
+        *("e08_accumulate", "tl.dot(a, b, acc)\n", "tl.dot(a, b, acc)\n    acc = acc.to(tl.bfloat16).to(tl.float32)\n"),
+        "all of them have bf16's 8 bits, of fp16's 11",
+    ),
     ("e09_split_k", "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)", "K // BLOCK // SPLIT_K", "k = 192 is summed by no part"),
     ("e09_split_k", "part * steps * BLOCK", "part * (steps - 1) * BLOCK", "k = 64 is summed by 2 of the 3 parts"),
+    (
+        *("e09_split_k", BY_NAME["e09_split_k"].solution),
+        "    per = tl.cdiv(K, SPLIT_K)\n    first = part * per\n    last = tl.minimum(first + per, K)\n",
+        "a part loads from k = 67 on: parts begin at multiples of BLOCK = 16",
+    ),
     ("e10_persistent", "tiles, tl.num", "tiles - 1, tl.num", "tile (3, 2) of C, counted from 0, is never computed"),
     ("e10_persistent", "range(tl.program_id(0), tiles", "range(0, tiles", "computed 5 times"),
     (
@@ -115,7 +146,13 @@ MISTAKES = [
         "box of b that begins at row 0 and column 16",
     ),
     ("e11_tma", ', input_precision="ieee"', "", "`tl.dot` rounds fp32 operands to TF32 by default"),
-    ("e11_tma", "for k in range(0, K, BLOCK)", "for k in range(0, K - BLOCK, BLOCK)", "c[0, 0] is"),
+    (
+        "e11_tma",
+        "for k in range(0, K, BLOCK)",
+        "for k in range(0, K - BLOCK, BLOCK)",
+        "never loads the box of a that begins at row 0",
+    ),
+    ("e11_tma", "for k in range(0, K, BLOCK)", "for k in range(0, K + BLOCK, BLOCK)", "multiplies 5 k-tiles of 4"),
     (
         "e12_swizzle",
         "chunk ^ (row % 8)",
@@ -138,7 +175,7 @@ MISTAKES = [
 OTHERS = [
     ("e01_coalesce", "pid // strips + tl.zeros_like(lanes)", "pid // strips"),
     ("e03_tile", "64, 64, 16", "128, 64, 32"),
-    ("e04_group", BY_NAME["e04_group"].solution, "    return pid % 40 // 4, pid // 40 * 4 + pid % 4\n"),  # 4 columns
+    ("e04_group", "within % rows, within // rows", "rows - 1 - within % rows, within // rows"),
     ("e05_beta", "        out += beta * tl.load(c_ptrs)", "        out = out + beta * tl.load(c_ptrs)"),
     (
         "e06_pipeline",
@@ -148,6 +185,22 @@ OTHERS = [
     ),
     ("e07_tf32", "0x7FFFE000", "0xFFC00001"),
     ("e08_accumulate", "acc = tl.dot(a, b, acc)", "acc += tl.dot(a, b)"),
+    (
+        *("e08_accumulate", BY_NAME["e08_accumulate"].solution),  # two accumulators
+        BY_NAME["e08_accumulate"]
+        .solution.replace("    for k", "    odd = acc\n    for k")
+        .replace(
+            "        acc = tl.dot(a, b, acc)\n",
+            "        if k // BLOCK % 2 == 1:\n            odd = tl.dot(a, b, odd)\n"
+            "        else:\n            acc = tl.dot(a, b, acc)\n    acc += odd\n",
+        ),
+    ),
+    (
+        *("e08_accumulate", BY_NAME["e08_accumulate"].solution),  # outer products
+        "    acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)\n    for k in range(0, K):\n"
+        "        a = tl.load(a_ptr + rows * stride_a + k).to(tl.float32)\n"
+        "        acc += a * tl.load(b_ptr + k * stride_b + columns).to(tl.float32)\n",
+    ),
     ("e13_ring", "return turn ^ 1, turn", "return (step // SLOTS + 1) & 1, turn"),
     (
         "e10_persistent",

@@ -20,9 +20,9 @@ import torch
 
 from ...config import TileConfig
 from ...hardware.gpus import named_device
-from . import EXERCISES, SOLUTIONS, Exercise, ring
+from . import EXERCISES, SOLUTIONS, Exercise, causes, ring
 from .questions import RUNS, equals_product, error_text, make_operands, same_bits, stored_tiles, traced, with_solution
-from .trace import HALO, Access, Trace, WrongError, matrix, named
+from .trace import HALO, Access, WrongError, matrix
 
 LIMIT_S = 60
 
@@ -111,20 +111,7 @@ def _coalesce(exercise: Any, solution: Any) -> None:
 def _mask(exercise: Any, solution: Any) -> None:
     operands = make_operands(37, 29, 45)
     trace = traced(exercise, operands, outside=lambda *_: " Lanes there must be masked off.")
-    equals_product(trace, cause=_read_again)
-
-
-def _read_again(trace: Trace) -> str:
-    for program, accesses in trace.programs().items():
-        for name in "ab":
-            loads = [one.addresses for one in accesses if one.kind == "load" and one.operand == name]
-            again = sum(map(len, loads)) - len(set().union(*loads))
-            if again:
-                return (
-                    f" Program {named(program)} reads {again} elements of {name} again, as indices do that wrap round: "
-                    "along K they are summed twice, and must be 0."
-                )
-    return ""
+    equals_product(trace, cause=causes.beyond_k)
 
 
 @_of("e03_tile")
@@ -132,6 +119,8 @@ def _tile(exercise: Any, solution: Any) -> None:
     m, n, k = exercise.BLOCK_M, exercise.BLOCK_N, exercise.BLOCK_K
     if any(not isinstance(x, int) or x < 16 or x & (x - 1) for x in (m, n, k)):
         raise WrongError(f"the tile is {m} x {n} x {k}; Triton takes powers of two, and `tl.dot` 16 at least.")
+    if (exercise.NUM_WARPS, exercise.NUM_STAGES) != (solution.NUM_WARPS, solution.NUM_STAGES):
+        raise WrongError("NUM_WARPS and NUM_STAGES are given, 4 and 3: the tile alone is to be found.")
     gpu, config = named_device("a100"), TileConfig(m, n, k, exercise.NUM_WARPS, exercise.NUM_STAGES)
     slots = config.buffers(gpu.capability)
     why = config.illegal(gpu, 4, 4, tensor_cores=False, buffers=slots)
@@ -158,11 +147,12 @@ def _group(exercise: Any, solution: Any) -> None:
     equals_product(trace)
     waves = [tiles[i : i + 16] for i in range(0, len(tiles), 16)]
     strips = [len({row for row, _ in wave}) + len({column for _, column in wave}) for wave in waves]
-    if sum(strips) > 90:  # 8 waves of 4 + 4, and 2 of 2 + 8
-        rows, columns = ({tile[i] for tile in waves[0]} for i in (0, 1))
+    if sum(strips) > 84:  # 8 waves of 4 + 4, and 2 of 2 + 8
+        first = 16 * strips.index(max(strips))
+        rows, columns = ({tile[i] for tile in tiles[first : first + 16]} for i in (0, 1))
         raise WrongError(
-            f"C is right, but of the first 16 programs, strips that are read of A: {len(rows)}, of B: {len(columns)}; "
-            f"in groups of 4 rows they are 4 and 4. All waves read {sum(strips)} strips, where 84 are "
+            f"C is right, but of programs {first} to {first + 15}, strips that are read of A: {len(rows)}, of B: "
+            f"{len(columns)}; in groups of 4 rows they are 4 and 4. All waves read {sum(strips)} strips, where 84 are "
             "enough."
         )
 
@@ -192,14 +182,20 @@ def _beta(exercise: Any, solution: Any) -> None:
             f"with alpha = 0.7 and beta = -1.5 {int((~same).sum())} of {same.numel()} results have other bits: "
             "compute `out` in fp32, so that it is rounded once, when it is stored."
         )
+    operands["c"].copy_(before)
+    zero = {"ZeroDivisionError": ", with alpha = 0, where C is beta C: divide by nothing that may be 0."}
+    traced(exercise, operands, 0.0, -1.5, errors=zero)
+    if not torch.allclose(operands["c"].double(), -1.5 * before, 2.0**-9, 2.0**-9):
+        value, right = float(operands["c"][0, 0]), -1.5 * float(before[0, 0])
+        raise WrongError(f"with alpha = 0 and beta = -1.5 c[0, 0] is {value:.6g}, and should be {right:.6g}, -1.5 C.")
 
 
 @_of("e06_pipeline")
 def _pipeline(exercise: Any, solution: Any) -> None:
     operands = make_operands(32, 16, 96)
     wanted = with_solution(solution, operands)
-    trace = traced(exercise, operands, outside=_beyond)
-    equals_product(trace, cause=_multiplied)
+    trace = traced(exercise, operands, outside=causes.beyond)
+    equals_product(trace, cause=causes.multiplied)
     for name in "ab":
         if int(trace.counted(name).max()) != {"a": 1, "b": 2}[name]:  # C has two rows of tiles, and one column
             raise WrongError(f"C is right, but k-tiles of {name} are loaded more than once.")
@@ -217,34 +213,6 @@ def _pipeline(exercise: Any, solution: Any) -> None:
                     )
     if not same_bits(operands["c"], wanted).all():
         raise WrongError("C is right but for rounding: its bits are others, so k-tiles are added in another order.")
-
-
-def _beyond(name: str, row: int, column: int) -> str:
-    if (column if name == "a" else row) >= 96:
-        return " The last k-tile has no next one."
-    step = "BLOCK" if name == "a" else "BLOCK * stride_b"
-    return f" The next k-tile of {name} is {step} elements further."
-
-
-def _multiplied(trace: Trace) -> str:
-    """Which k-tiles of A and B were multiplied by which, if C is a sum of such products."""
-    a, b, c = (trace.operands[name].double() for name in "abc")
-    pairs = [(i, j) for i in range(6) for j in range(6)]
-    products = torch.stack([(a[:, 16 * i :][:, :16] @ b[16 * j :][:16]).flatten() for i, j in pairs], 1)
-    times = torch.linalg.lstsq(products, c.reshape(-1, 1)).solution[:, 0]
-    found = {pair: round(float(n)) for pair, n in zip(pairs, times, strict=True)} if times.isfinite().all() else {}
-    if not torch.allclose(products @ times.round(), c.flatten(), 1e-3, 1e-3):
-        return ""
-    for (i, j), n in sorted(found.items(), key=lambda one: one[0][0] == one[0][1]):
-        if i != j and n:
-            return f" K-tile {i} of a, counted from 0, is multiplied by k-tile {j} of b."
-        if i == j and n != 1:
-            loads = int(trace.counted("a")[0, 16 * i])
-            why = "it is never loaded." if not loads else "the next one must not replace it before its product."
-            if loads > 1:
-                why = f"it is loaded {loads} times. Do pointers advance before each load?"
-            return f" K-tile {i}, counted from 0, is multiplied {n} times: {why}"
-    return ""
 
 
 @_of("e07_tf32")
@@ -296,14 +264,19 @@ def _accumulate(exercise: Any, solution: Any) -> None:
             "so each 0.5 is rounded away as it is added."
         )
     operands = make_operands(32, 48, 512, torch.float16)
-    wanted = with_solution(solution, operands)
     trace = traced(exercise, operands)
-    equals_product(trace, 2.0**-8)
-    same = same_bits(operands["c"], wanted)
+    equals_product(trace, 2.0**-8, causes.added_in_bf16)
+    a, b, c = (operands[name].double() for name in "abc")
+    # What sums in fp32 may become, added in whatever order: rounding to fp16 keeps their order.
+    least, most = ((a @ b + error * (a.abs() @ b.abs())).half() for error in (-(2.0**-20), 2.0**-20))
+    same = (least <= c) & (c <= most)
     if not same.all():
+        why = "something is rounded to fp16 in the loop, be it a k-tile's product."
+        if torch.equal(c, operands["c"].bfloat16().double()):
+            why = "all of them have bf16's 8 bits, of fp16's 11. Sums in fp32 are rounded once, to fp16."
         raise WrongError(
-            f"{int((~same).sum())} of {same.numel()} results have other bits than sums in fp32 that are rounded once: "
-            "something is rounded to fp16 in the loop, be it a k-tile's product."
+            f"{int((~same).sum())} of {same.numel()} results have other bits than sums in fp32 that are rounded once, "
+            f"in whatever order they are added: {why}"
         )
 
 
@@ -317,6 +290,9 @@ def _split_k(exercise: Any, solution: Any) -> None:
         raise WrongError(f"k = {k} is summed {times}, and should be by one: 200 are 13 k-tiles, the last of 8.")
     equals_product(trace)
     loads = Counter(access.program for access in trace.of("a"))
+    for k in (int(access.columns[0]) for access in trace.of("a") if len(access.columns)):
+        if k % 16:
+            raise WrongError(f"C is right, but a part loads from k = {k} on: parts begin at multiples of BLOCK = 16.")
     if max(loads.values()) > 5:
         raise WrongError(f"C is right, but a part has {max(loads.values())} of the 13 k-tiles; the longest needs 5.")
 
@@ -346,12 +322,20 @@ def _tma(exercise: Any, solution: Any) -> None:
             boxes = [(int(one.rows[0]), int(one.columns[0])) for one in accesses if _reads(one, name)]
             steps = range(0, size, 16)
             wanted = [(16 * m, k) for k in steps] if name == "a" else [(k, 16 * n) for k in steps]
-            for box, right in zip(boxes, wanted, strict=False):
-                if box != right:
+            for i, right in enumerate(wanted):
+                if i == len(boxes):
+                    raise WrongError(
+                        f"program ({m}, {n}) never loads the box of {name} that begins at row {right[0]} and column "
+                        f"{right[1]}: K = 56 has 4 k-tiles, the last of 8."
+                    )
+                if (box := boxes[i]) != right:
                     raise WrongError(
                         f"program ({m}, {n}) loads a box of {name} that begins at row {box[0]} and column {box[1]}, "
                         f"and wants row {right[0]} and column {right[1]}. Coordinates count elements, rows first."
                     )
+        dots = sum(one.kind == "dot" for one in accesses)
+        if dots > 4:
+            raise WrongError(f"program ({m}, {n}) multiplies {dots} k-tiles of 4: a box beyond K is 0, and takes time.")
     equals_product(trace)
 
 
@@ -363,7 +347,7 @@ def _reads(access: Access, name: str) -> bool:
 def _swizzle(exercise: Any, solution: Any) -> None:
     x, out = matrix(64, 64, torch.float16), matrix(64, 64, torch.float16, empty=True)
     shared = torch.full((64 + 2 * HALO, 64), float("nan"), dtype=torch.float16)[HALO : HALO + 64]  # rows of 128 bytes
-    trace = traced(exercise, {"x": x, "shared": shared, "out": out}, outside=_beyond_row)
+    trace = traced(exercise, {"x": x, "shared": shared, "out": out}, outside=causes.beyond_row)
     (store,) = trace.of("shared", "store")
     first, places = store.columns.reshape(64, 8, 8)[..., 0], store.columns.reshape(64, 64)
     rows = store.rows.reshape(64, 64)
@@ -386,10 +370,6 @@ def _swizzle(exercise: Any, solution: Any) -> None:
             "no bank conflicts, but not the places of TMA's 128-byte swizzle, where tensor cores look: chunk "
             f"{j} of row {i} belongs in place {wanted[i][j]}, and is in place {first[i, j] // 8}."
         )
-
-
-def _beyond_row(name: str, row: int, column: int) -> str:
-    return " A place outside of 0 to 7 is none in its chunk's row, and lies in another." * (name == "shared")
 
 
 @_of("e13_ring")
