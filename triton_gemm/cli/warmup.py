@@ -136,7 +136,8 @@ def _candidates(problem: GemmProblem, device: DeviceInfo, bits: Bits | None) -> 
 
 
 def devices_of(arch: str | None, device: str | None) -> list[DeviceInfo]:
-    """Of --arch every GPU with that compute capability that has a name here; else that of --device."""
+    """The GPUs to compile for. With --arch: all of that compute capability in `gpus.NAMES`, the generic "sm_90" too.
+    Else that of --device, by default the current one. A usage error if both are given, or --arch is unknown."""
     if arch is None:
         return [words.device(device)]
     if device is not None:

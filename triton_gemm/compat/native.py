@@ -91,9 +91,12 @@ def import_native(path: str) -> Any:
 
 
 def set_up_native(extension: Any, context: object, in_backward: object, make_context: object) -> None:
-    """Tells the extension the variable that has a context's policy, what gives a backward's, and what makes a device's
-    context the calling thread's. NotImplementedError where Triton's hooks on launches are not as the extension knows
-    them, as where one was set in the place of their chain."""
+    """Gives the extension what it calls of Python. context: the ContextVar of the policy. in_backward: a function that
+    returns the policy of the backward that this thread runs, or None. make_context: a function that makes a device's
+    CUDA context current in this thread.
+
+    NotImplementedError if `triton.knobs.runtime.launch_enter_hook` or `launch_exit_hook` is no HookChain, as after a
+    program has assigned a function to one."""
     hooks = triton.knobs.runtime
     about = {"context": context, "in_backward": in_backward, "make_context": make_context, "hooks": hooks}
     try:

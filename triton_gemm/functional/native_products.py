@@ -30,8 +30,8 @@ class Places(NamedTuple):
 class NativeProducts:
     """Kernels of the extension for some operators, which look their calls up in one table.
 
-    Python decides a call that is not in the table. All calls go to the kernel that was there before unless these are
-    `route`d.
+    Python decides a call that is not in the table, or the kernel that was registered before. All calls go to that
+    kernel unless these are `route`d.
 
     Args:
         products: The operators, as "aten::mm.out": what the table has their calls by (`FastPath.take`), and where their
@@ -51,13 +51,17 @@ class NativeProducts:
     def register(
         self, keys: Sequence[str], extension: Any, python: Mapping[str, Callable[..., Any] | None] | None = None
     ) -> None:
-        """Registers the kernels for these dispatch keys, if there is an extension. No kernel of ours may be there that
-        another thread is calling: torch replaces a kernel in several steps.
+        """Registers a C++ kernel for each operator and dispatch key. If one cannot be registered, none is: `registered`
+        is then False, and calls go on through Python. Nothing is done without an extension.
+
+        No other thread may be calling a kernel of ours under these keys: torch replaces a kernel in several steps.
 
         Args:
-            python: For an operator what gives the result of a call that is not in the table, or None where it is
-                torch's. None: all these are torch's, and if the table has none, C++ counts them by the first of
-                `products`. Operators that are missing are not registered. By default all, with None.
+            keys: Dispatch keys, as "CUDA".
+            python: The operators to register, by default all. Each comes with what decides a call without a table
+                entry: a Python function, or None, which passes all such calls on to the kernel that was registered
+                before. An operator with neither a function nor Places is always passed on. Its calls are counted in
+                `left` by the name that `products` has for it.
         """
         if extension is None:
             return

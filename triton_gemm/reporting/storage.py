@@ -88,7 +88,11 @@ def _used(of: kit.Kit, devices: tuple[DeviceInfo, ...], package: list[kit.Kit]) 
     return True, f"it is used on {where} with Triton {tables.files.TRITON}{covered}"
 
 
-def _folder(what: str, path: Path, variable: str, if_closed: Status) -> Found:
+def _folder(what: str, path: Path, variable: str, if_not_writable: Status) -> Found:
+    """One finding on a folder: it cannot be written to, is a relative path, is on a network's file system, or is good.
+
+    It need not exist: its nearest parent that does is examined, by `df` and a temporary file. variable: the environment
+    variable that moves the folder. if_not_writable: the status then, but "note" for a Triton cache with kernels."""
     there = next(place for place in (path, *path.parents) if place.exists())
     kind = _filesystem(there)
     text = f"{what} is {path}{f', on {kind}' if kind else ''}{'' if there == path else ', not there yet'}"
@@ -96,7 +100,7 @@ def _folder(what: str, path: Path, variable: str, if_closed: Status) -> Found:
         if what == "Triton's cache" and any(path.glob("*/*.cubin")):
             yield "note", f"{text}; it cannot be written to: what is not in it cannot be compiled"
         else:
-            yield if_closed, f"{text}; it cannot be written to", f"set {variable} to a folder of yours"
+            yield if_not_writable, f"{text}; it cannot be written to", f"set {variable} to a folder of yours"
     elif not path.is_absolute():
         yield "note", f"{text}, and follows the working directory", f"set {variable} to an absolute path"
     elif NETWORK.fullmatch(kind):

@@ -208,15 +208,16 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     """A block in which a row's result does not depend on the other rows, in this thread or asyncio task alone.
 
     Of C = A B the rows are A's [M, K]; for `linear` all leading dimensions of its input together are M. On one GPU, for
-    one B and one epilogue, a row of C has the same bits for any M, in any batch, and wherever A and C lie in memory.
+    one B and one epilogue, a row of C has the same bits for any M, alone or in a batched GEMM, and wherever A and C lie
+    in memory.
 
     Every function of this package follows it, and under `use` torch's own. A backward follows it if the forward, or the
     call of `backward`, is in the block; compiled code where it runs, its backward where that is called. `set_policy`
     has no effect in the block. Around a generator's yield it applies as `policy` does.
 
     The argument `batch_invariant=True` does the same for one call and its backward, and TRITON_GEMM_BATCH_INVARIANT=1
-    in the environment for the whole process. A call raises RuntimeError if no kernel can multiply so many rows in that
-    bit class, from 65,536 rows on at the earliest (docs/bits.md).
+    in the environment for the whole process. A call raises RuntimeError if no kernel of the bit class that all numbers
+    of rows share can multiply so many, from 65,536 rows on at the earliest (docs/bits.md).
 
     Args:
         enabled: False for a block without it, inside another block or under that environment.

@@ -57,15 +57,20 @@ def notes() -> list[Path]:
 
 
 def verify(device: DeviceInfo | str | None = None) -> list[Report]:
-    """Checks every file of tables, quarantined ones included, and each entry. Nothing is changed.
+    """Checks every table file, the user's and the shipped ones, and lists quarantined files. Nothing is changed.
 
-    A table must have the GPU key of `device` and this version of Triton, and each entry must be legal there.
+    In a table of `device`'s GPU key and this version of Triton each entry must be one that its kernel can run there.
+    The entries of other tables are not checked; of another Triton's, a kit may still use some. Whether an entry has the
+    bits of the cost model's choice is not checked either: `triton-gemm cache verify` says how many are used.
 
     Args:
-        device: The GPU, or its name, as "h200"; None: the current one.
+        device: The GPU, or its name, as "h200"; None: the current one, or without a GPU the interpreter.
 
     Returns:
         A `Report` of each file.
+
+    Raises:
+        ValueError, TypeError: device names no GPU, or is neither a name nor a DeviceInfo.
     """
     device = given_device("verify", device)
     reports = [Report(path, "user's table", 0, ("it is quarantined",)) for path in set_aside()]

@@ -74,19 +74,21 @@ def tune(
             model(x)
         print(triton_gemm.tune("shapes.json", budget=120))
 
-    A model's linear layers, before it serves prompts of up to 2,048 tokens::
+    The linear layers of a module, before it serves prompts of up to 2,048 tokens::
 
         print(triton_gemm.tune(model, rows=range(1, 2049), budget=300))
 
-    A winner is saved if it is faster than the model's choice by more than the noise; among equally fast ones the first
-    in the model's order wins. Each is saved at once. What was measured while the GPU was throttled or shared is
-    measured again, and then refused. A candidate that gives another result than the model's choice, cannot be compiled
-    or launched, or ended a process at its first launch is skipped, now and later.
+    A winner is saved if it is faster than the cost model's choice by more than the noise; among equally fast ones the
+    first in the cost model's order wins. Each is saved at once. What was measured while the GPU was throttled or shared
+    is measured once more, and discarded if it was so again. A candidate is skipped, now and by later tunings with the
+    same versions, if it cannot be compiled or launched, ended a process at its first launch, or gives a result that
+    differs from the cost model's choice: in any bit with bits="same", by more than rounding with "any".
 
     Args:
-        shapes: A file of `record_shapes`; or a sequence of (M, N, K), in elements, and of GemmProblems; or calls by
-            GemmProblem. Those called most come first. Or a module, whose linear layers are tuned for `rows`. A layer
-            that no kernel takes, as a quantized one, is logged and left out.
+        shapes: A file of `record_shapes`; or a sequence of (M, N, K), in elements, and of GemmProblems; or a mapping
+            from GemmProblem to its number of calls. Those called most come first. Or a module, whose linear layers are
+            tuned for `rows`, which it requires. A layer that no kernel takes, as a quantized one, is logged and left
+            out.
         budget: Seconds for all of them together. One candidate's compilation or first launch may end later.
         bits: "same" times only candidates that give the bits of the model's choice. "any" times all; its winners are
             used only under `set_policy(.., bits="any")`. It also times torch's kernel, to which `use()` then leaves the
@@ -96,7 +98,7 @@ def tune(
         configs: Your own configurations in addition: a kernel's Config, or a triton.Config with BLOCK_M, BLOCK_N,
             BLOCK_K and what else a kernel has (GROUP_M, CLUSTER_M, CLUSTER_N).
         dtype: Of shapes that are (M, N, K).
-        layout: Of the same: A's and B's, "n" by rows and "t" by columns. "nt" is `linear`'s.
+        layout: Of shapes that are (M, N, K): that of A and B, "n" by rows and "t" by columns. "nt" is `linear`'s.
         resume: Whether to skip what the same versions of this package, Triton and torch have tuned before.
         repeat: How often to tune each GEMM, with new operands and the first time's candidates. The first time counts,
             and the report says how often the same candidate won again.
@@ -110,7 +112,7 @@ def tune(
         A `TuningReport`; `str()` of it is a table.
 
     Raises:
-        ValueError: Invalid shapes, rows, configs or options.
+        ValueError, TypeError: Invalid shapes, rows, configs or options.
         OSError: The file cannot be read.
         RuntimeError: There is no GPU, or a CUDA graph is captured. A subclass,
             `triton_gemm.tuning.timing.DeviceLostError`: a candidate hangs or breaks the GPU's context, which no process
