@@ -80,9 +80,9 @@ def tune(
 
     A winner is saved if it is faster than the cost model's choice by more than the noise; among equally fast ones the
     first in the cost model's order wins. Each is saved at once. What was measured while the GPU was throttled or shared
-    is measured once more, and discarded if it was so again. A candidate is skipped, now and by later tunings with the
-    same versions, if it cannot be compiled or launched, ended a process at its first launch, or gives a result that
-    differs from the cost model's choice: in any bit with bits="same", by more than rounding with "any".
+    is measured once more, and discarded if it was so again. A candidate is skipped if it cannot be compiled or
+    launched, ended a process at its first launch, or gives another result than the cost model's choice. With
+    bits="same" that is any other bit, with "any" more than rounding. Later tunings with the same versions skip it, too.
 
     Args:
         shapes: A file of `record_shapes`; or a sequence of (M, N, K), in elements, and of GemmProblems; or a mapping

@@ -155,7 +155,7 @@ def test_rules_name_them() -> None:
         ("_scaled_mm", "triton_gemm"): 1,
     }
     with (
-        pytest.raises(ValueError, match=r"only mm, .*_grouped_mm are routed"),
+        pytest.raises(ValueError, match=r"only must have dtypes or names of mm, .*_grouped_mm, not "),
         triton_gemm.use(only="_weight_int8pack_mm"),
     ):
         pass

@@ -240,7 +240,7 @@ def test_a_package_has_one_rule() -> None:
 @pytest.mark.parametrize("wrong", ["conv2d", ["mm", "conv2d"], ("float16",), (torch.float32, 3)], ids=str)
 def test_other_names_are_refused_before_anything_is_routed(wrong: object) -> None:
     for argument in ("only", "exclude"):
-        with pytest.raises(ValueError, match="only mm, bmm, addmm, baddbmm, "):
+        with pytest.raises(ValueError, match=f"{argument} must have dtypes or names of mm, bmm, addmm, baddbmm, "):
             triton_gemm.enable(**{argument: wrong})
         with pytest.raises(ValueError, match=r"use\(\): "), triton_gemm.use(**{argument: wrong}):
             pass
