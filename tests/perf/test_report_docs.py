@@ -131,8 +131,8 @@ def test_suites_are_sorted_by_speed_in_tables_of_unseen_and_listed_shapes() -> N
     unseen = [
         "",
         f"| torch's time over ours, unseen shapes | {' | '.join(summary.COLUMNS)} |",
-        "| :-- | --: | --: | --: |",
-        f"| `mid`: {mid} (1 not timed) | 1.00 | 0.50 | {keys('mid', 1)[0]} |",
+        "| :-- | --: | --: | --: | --: |",
+        f"| `mid`: {mid} (1 not timed) | 1.00 | 0.50 | {keys('mid', 1)[0]} | 1 of 4 |",
     ]
     assert block("summary", Results([], made_up_sweeps())).splitlines()[1:-1] == [made, *unseen]
     assert block("bench", Results([], made_up_sweeps())).splitlines()[1:-1] == [
@@ -140,11 +140,11 @@ def test_suites_are_sorted_by_speed_in_tables_of_unseen_and_listed_shapes() -> N
         *unseen,
         "",
         f"| torch's time over ours, listed shapes | {' | '.join(summary.COLUMNS)} |",
-        "| :-- | --: | --: | --: |",
-        f"| `fp8-fast`: {summary.VARIANTS['fp8-fast']} | 9.00 | 9.00 | {keys('fp8-fast', 1)[0]} |",
-        f"| `int8 nn`: {summary.SUITES['int8 nn']} | 8.00 | 8.00 | 1024x1024x1024 nn |",
-        f"| `int8 nt`: {summary.SUITES['int8 nt']} | 2.00 | 2.00 | 1024x1024x1024 nt |",
-        f"| `decode`: {decode} | 1.25 | 1.25 | {keys('decode', 1)[0]} |",
+        "| :-- | --: | --: | --: | --: |",
+        f"| `fp8-fast`: {summary.VARIANTS['fp8-fast']} | 9.00 | 9.00 | {keys('fp8-fast', 1)[0]} | 0 of 1 |",
+        f"| `int8 nn`: {summary.SUITES['int8 nn']} | 8.00 | 8.00 | 1024x1024x1024 nn | 0 of 1 |",
+        f"| `int8 nt`: {summary.SUITES['int8 nt']} | 2.00 | 2.00 | 1024x1024x1024 nt | 0 of 1 |",
+        f"| `decode`: {decode} | 1.25 | 1.25 | {keys('decode', 1)[0]} | 0 of 1 |",
     ]
 
 
@@ -157,12 +157,13 @@ def test_the_first_figures_are_faster_even_or_slower_as_they_are_measured() -> N
     cases = {"llama-1b, first minute": {"ratio": {"median": 0.8}}, "llama-1b, forward": {"ratio": {"median": 1.0}}}
     cases |= {f"{i}, training step": {"ratio": {"median": ratio}} for i, ratio in enumerate((0.8, 1.0, 1.0, 1.0, 1.25))}
     cases["mixtral-8x7b, first minute"] = {"failed": "no memory"}  # type: ignore[dict-item]
-    ratios = "inference 1.00, 1.00 at worst; training 1.00, 0.80 at worst"
+    ratios = "inference 1.00, median 1.00, 1.00 at worst; training 1.00, median 1.00, 0.80 at worst"
     models = [{"environment": {**SURROUNDINGS, "triton": triton}, "cases": cases} for triton in ("3.9.0", "3.6.0")]
     assert block("glance", Results([], sweeps, {"models": models})).splitlines()[5:-1] == [
         "| faster | none | int8 linear layers 2.00, up to 64 rows 1.25 |",
         "| even, to 5 % | medium sizes 1.00 | fp8 0.95 |",
         "| slower | none | fp64 0.95 |",
+        "| the slowest single shape | 0.50 | 0.95 |",
         "",
         *(
             f"- Whole models and `examples/gpt.py`, torch's time over ours (Made-up GPU, Triton {triton}): {ratios}."

@@ -64,6 +64,8 @@ def enable(
     bits="any" says that torch is faster, but for dtypes in `only` and with a predicate. If rules are nested, the
     innermost counts. A package that calls this again replaces its own rule, as a notebook's cell that is run twice.
 
+    TRITON_GEMM_USE=0 in the environment excludes all operators, whatever the arguments are.
+
     Args:
         only: The name of an operator ("addmm") or a dtype, or several: only these are routed.
         exclude: The same: these are not routed.
@@ -114,7 +116,9 @@ def _rule(
         _refuse_invariance()
         if not (INTERPRETED or background.enabled()):
             raise ValueError('first_calls="torch" compiles in the background, which TRITON_GEMM_BACKGROUND=0 turns off')
-    if not (INTERPRETED or torch.cuda.device_count()):
+    if os.environ.get("TRITON_GEMM_USE") == "0":
+        kinds, learn = (kinds[0], frozenset({*ROUTED, *PRODUCTS})), False
+    elif not (INTERPRETED or torch.cuda.device_count()):
         _without_cuda(function, required)
     # What a predicate says may differ from call to call, so that nothing is kept.
     fast = _made_under((*kinds, first_calls) if predicate is None else None)

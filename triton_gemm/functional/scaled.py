@@ -37,8 +37,8 @@ def scaled_matmul(
 ) -> torch.Tensor:
     """activation((scale_a a) @ (scale_b b) + bias) of fp8 or int8 matrices, as `torch._scaled_mm`.
 
-    There is no derivative. As with torch's, the result of an argument that requires grad requires grad too, and its
-    backward raises RuntimeError; forward differentiation raises NotImplementedError.
+    There is no derivative. A call with an argument that requires grad raises RuntimeError, and one under forward
+    differentiation NotImplementedError.
 
     Args:
         a: [M, K] on a GPU: float8_e4m3fn, float8_e5m2 (compute capability 8.9 or newer) or int8, of any strides and

@@ -246,6 +246,18 @@ def test_other_names_are_refused_before_anything_is_routed(wrong: object) -> Non
             pass
 
 
+def test_the_environment_ends_all_routing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_GEMM_USE", "0")
+    a, b = torch.randn(4, 5), torch.randn(5, 6)
+    triton_gemm.report_routing(reset=True)
+    triton_gemm.enable(required=True, learn=True)
+    with triton_gemm.use(only="mm"):
+        a @ b
+    a @ b
+    triton_gemm.disable()
+    assert triton_gemm.report_routing(reset=True) == {("mm", "torch: mm is excluded"): 2}
+
+
 WITHOUT_CUDA = """
 import os, warnings, torch, triton_gemm
 from triton_gemm.functional import routing
