@@ -205,5 +205,7 @@ def test_every_group_has_a_check() -> None:
 def test_planted_bugs_are_caught(group: str, bug: str) -> None:
     kernel, check_of_group = CHECKS[group]
     changes = BUGS[group].get(bug, [])
+    module = simulated(kernel, [*zip(changes[::2], changes[1::2], strict=True)])
     with planted_bugs.caught(bug):
-        check_of_group(simulated(kernel, [*zip(changes[::2], changes[1::2], strict=True)]))
+        for _ in range(4 if changes else 1):  # programs that overwrite each other's sums may run one after the other
+            check_of_group(module)
