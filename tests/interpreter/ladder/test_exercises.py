@@ -76,7 +76,10 @@ MISTAKES = [
     ("e05_beta", "if HAS_BETA:", "if True:", "C is read with beta = 0"),
     ("e05_beta", "out = alpha * acc", "out = (alpha * acc).to(tl.float16)", "other bits"),
     ("e05_beta", "beta * tl.load", "tl.load", "C is 0.7 A B + 1.0 C: beta is missing."),
-    ("e05_beta", "alpha * acc", "acc", "C is 1.0 A B + -1.5 C: alpha is missing."),
+    ("e05_beta", "alpha * acc", "acc", "with alpha = 0.7 and beta = 0 C is 1.0 A B: alpha is missing."),
+    ("e05_beta", "        out +=", "        out = acc +", "C is 1.0 A B + -1.5 C: alpha is missing."),
+    ("e05_beta", ".to(tl.float32)\n", "\n", "In the interpreter `beta * tl.load(c_ptrs)` has C's dtype"),
+    ("e05_beta", "        out += beta *", "        out += alpha * beta *", "it is 0.7 (A B - 1.5 C)."),
     ("e05_beta", "out += beta", "out -= beta", "is not 0.7 A B - 1.5 C, even but for rounding"),
     (
         *("e05_beta", "out += beta * tl.load(c_ptrs).to(tl.float32)"),
@@ -125,6 +128,21 @@ MISTAKES = [
     (
         *("e08_accumulate", "tl.dot(a, b, acc)\n", "tl.dot(a, b, acc)\n    acc = acc.to(tl.bfloat16).to(tl.float32)\n"),
         "all of them have bf16's 8 bits, of fp16's 11",
+    ),
+    (
+        *("e08_accumulate", BY_NAME["e08_accumulate"].solution),
+        BY_NAME["e08_accumulate"].before.replace(".to(tl.float16)", ""),
+        "a loop turns `acc` from float16 into fp32, which the compiler refuses",
+    ),
+    (
+        *("e08_accumulate", "tl.dot(a, b, acc)"),
+        *('tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")', "tensor cores of fp16"),
+    ),
+    (
+        *("e10_persistent", "for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):"),
+        "for i in range(tiles):\n        tile = tl.program_id(0) + i * tl.num_programs(0)\n"
+        "        if tile >= tiles:\n            break",
+        "Triton compiles no `break`",
     ),
     ("e09_split_k", "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)", "K // BLOCK // SPLIT_K", "k = 192 is summed by no part"),
     ("e09_split_k", "part * steps * BLOCK", "part * (steps - 1) * BLOCK", "k = 64 is summed by 2 of the 3 parts"),

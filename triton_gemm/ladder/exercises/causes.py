@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 import torch
 
 from .trace import Trace, named
@@ -62,3 +66,46 @@ def added_in_bf16(trace: Trace) -> str:
 
 def beyond_row(name: str, row: int, column: int) -> str:
     return " A place outside of 0 to 7 is none in its chunk's row, and lies in another." * (name == "shared")
+
+
+def refused_by_the_compiler(path: Path) -> str | None:
+    """What Triton's interpreter takes in a file's kernels, and its compiler does not, in a sentence; or None."""
+    body = ast.parse(path.read_bytes()).body
+    for kernel in (node for node in body if isinstance(node, ast.FunctionDef) and node.decorator_list):
+        found = list(ast.walk(kernel))
+        for node in found:
+            if isinstance(node, (ast.Break, ast.Continue)):
+                word = type(node).__name__.lower()
+                return f"C is right in the interpreter, but on a GPU Triton compiles no `{word}` (line {node.lineno})."
+        half = {name: dtype for name, value in _assigned(kernel) if (dtype := _half(value))}
+        for loop in (node for node in found if isinstance(node, (ast.For, ast.While))):
+            for name, value in _assigned(loop):
+                is_cast = (
+                    isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "to"
+                )
+                if name in half and not is_cast and "dot(" in ast.unparse(value):
+                    return (
+                        f"C is right in the interpreter, but a loop turns `{name}` from {half[name]} into fp32, which "
+                        f"the compiler refuses (line {value.lineno}): make `{name}` in fp32 from the beginning."
+                    )
+        if (
+            any(isinstance(node, ast.keyword) and node.arg == "input_precision" for node in found)
+            and "e08" in path.name
+        ):
+            return "C is right, but fp32 operands do not run on fp16's tensor cores: give `tl.dot` a and b as they are."
+    return None
+
+
+def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, node.value
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, node.value
+
+
+def _half(value: ast.expr) -> str:
+    """The 16-bit dtype of a block that `tl.zeros` or `tl.full` makes, or nothing."""
+    text = ast.unparse(value)
+    made = text.startswith(("tl.zeros(", "tl.full("))
+    return next((dtype for dtype in ("bfloat16", "float16") if made and f"tl.{dtype}" in text), "")

@@ -1,4 +1,4 @@
-"""Beta: C = alpha A B + beta C reads C only where beta is not 0, and rounds once.
+"""Beta: C = alpha A B + beta C reads C only where beta is not 0, and rounds once (k03).
 
 With beta = 0 BLAS does not read C: it may be fresh memory that holds a NaN, and 0 times NaN is NaN. HAS_BETA is known
 when the kernel is compiled, so an `if` on it costs nothing. C is fp16 here, and the sums are fp32.

@@ -1,4 +1,4 @@
-"""Split K: where C has fewer tiles than the GPU has SMs, several programs share a tile's K.
+"""Split K: where C has fewer tiles than the GPU has SMs, several programs share a tile's K (k09).
 
 Each program sums a part of K into a workspace, and a second kernel adds the parts in order, so that every run has the
 same bits. The parts must cover K once, also where its k-tiles are not a multiple of the parts.
