@@ -136,7 +136,10 @@ MISTAKES = [
     ),
     (
         *("e08_accumulate", "tl.dot(a, b, acc)"),
-        *('tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")', "tensor cores of fp16"),
+        *(
+            'tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")',
+            "do not run on fp16's tensor cores",
+        ),
     ),
     (
         *("e10_persistent", "for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):"),
