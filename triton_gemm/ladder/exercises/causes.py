@@ -88,11 +88,6 @@ def refused_by_the_compiler(path: Path) -> str | None:
                         f"C is right in the interpreter, but a loop turns `{name}` from {half[name]} into fp32, which "
                         f"the compiler refuses (line {value.lineno}): make `{name}` in fp32 from the beginning."
                     )
-        if (
-            any(isinstance(node, ast.keyword) and node.arg == "input_precision" for node in found)
-            and "e08" in path.name
-        ):
-            return "C is right, but fp32 operands do not run on fp16's tensor cores: give `tl.dot` a and b as they are."
     return None
 
 
