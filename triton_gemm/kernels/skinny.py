@@ -76,8 +76,10 @@ def places(
 
 @gluon.jit
 def load(places, step, K, WHOLE: gl.constexpr, STREAMED: gl.constexpr):
-    """A step of an operand, which starts at element `step` along K. Masked with 0: elements past K unless the step is
-    WHOLE, and rows past the end unless `places` has clamped them (STREAMED)."""
+    """The block of an operand at K offset `step`, as `places` has laid it out. WHOLE: it ends within K, so it has no
+    mask along K; else elements past K are 0, and K - step must be a multiple of VECTOR. STREAMED: the operand is read
+    once, so it is loaded as evict_first, and rows are not masked, as `places` has clamped them; else rows past the end
+    are 0."""
     pointers, k, inside = places
     if WHOLE and STREAMED:
         return gl.load(pointers + step, eviction_policy="evict_first")

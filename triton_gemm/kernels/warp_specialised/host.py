@@ -64,7 +64,7 @@ def copied(problem: GemmProblem, config: Config) -> tuple[int, int]:
 def part_columns(problem: GemmProblem, config: Config) -> tuple[int, int]:
     """Columns of C that a warpgroup stores at once, and those of narrower stores for the rest of the width, or 0. They
     take 32 registers of a thread: for 64 rows 128 bytes, which TMA's swizzle spans. They are half as many where
-    pointers to C take registers, and where C's elements do."""
+    pointers to C take registers, where C's elements do, or where that takes no more stores (`wide_columns`)."""
     if wide_mma(problem, config):
         return wide_columns(config)
     columns = max(_most_columns(config) >> (not c_by_tma(problem)) >> problem.has_beta, 8)
@@ -77,7 +77,8 @@ def _most_columns(config: Config) -> int:
 
 @cache
 def wide_columns(config: Config) -> tuple[int, int]:
-    """`part_columns` where one `wgmma` spans the width: those that make for the fewest stores."""
+    """(EPI_N, REST_N) where one `wgmma` spans BLOCK_N: the columns of a wide TMA store of C, and those of a narrow one
+    for the rest of BLOCK_N, or 0. A wide one takes 32 registers of a thread, or 16 if that needs no more stores."""
     candidates = []
     for most in (_most_columns(config), _most_columns(config) // 2):
         columns = min(most, config.main_n)

@@ -18,7 +18,10 @@ from .work import item_of, number_of_items
 
 @gluon.jit
 def mma_partition(config, ring, work, output, staging, CONSUMER: gl.constexpr):
-    """Multiplies this warpgroup's rows of every tile and stores them, or shares partial sums with other programs."""
+    """A consumer warpgroup: for each work item of this program, multiplies rows CONSUMER * ROWS to
+    (CONSUMER + 1) * ROWS of its tile from the ring's slots, frees these, and runs the epilogue. With SPLIT_K the owner
+    of a tile adds the other programs' partial sums and stores C; the others only write theirs. `arguments` explains
+    the parameters."""
     join_cluster(config)
     if config.PDL:
         gdc_wait()
