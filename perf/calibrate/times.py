@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.calibrate.shapes import OTHER, REGIMES
-from perf.common.files import read_json, times_of, write_whole
+from perf.common.files import read_json, times_of, write_json
 from triton_gemm import kernels
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
 from triton_gemm.hardware.device_model import DeviceModel
@@ -93,14 +92,9 @@ def write(target: Path, surroundings: Mapping[str, Any], measured: Iterable[Meas
         shape = found.shape
         others = {name: getattr(shape, name) for name in OTHERS if getattr(shape, name) != getattr(Shape, name)}
         fields = {"M": shape.M, "N": shape.N, "K": shape.K, "layout": shape.layout, **others, "mode": found.mode}
-        head = json.dumps({**fields, "cublas_us": _rounded(found.cublas_us)}).rstrip("}")
-        rows = ",\n".join(
-            f"   {json.dumps(_row(candidate, us), separators=(',', ':'))}" for candidate, us in found.us.items()
-        )
-        shapes.append(f'  {head}, "rows": [\n{rows}]}}')
-    described = json.dumps(dict(surroundings), indent=1).replace("\n", "\n ")
-    head = f'{{\n "environment": {described},\n "columns": {json.dumps(COLUMNS)},\n "shapes": [\n'
-    write_whole(target, head + ",\n".join(shapes) + "]\n}\n")
+        rows = [_row(candidate, us) for candidate, us in found.us.items()]
+        shapes.append({**fields, "cublas_us": _rounded(found.cublas_us), "rows": rows})
+    write_json(target, {"environment": surroundings, "columns": COLUMNS, "shapes": shapes})
 
 
 def read(*sources: Path) -> Calibration:

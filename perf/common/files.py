@@ -16,8 +16,20 @@ def read_json(source: Path) -> dict[str, Any]:
 
 
 def write_json(target: Path, data: dict[str, Any]) -> None:
-    """Writes `data` to `target`, whole."""
-    write_whole(target, json.dumps(data, indent=1, allow_nan=True) + "\n")
+    """Writes `data` to `target`, whole: lists and objects that hold no others are a line each."""
+    write_whole(target, _text(data) + "\n")
+
+
+def _text(value: Any, indent: str = "\n") -> str:
+    of = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    if not any(isinstance(x, (Mapping, list, tuple)) for x in of):
+        return json.dumps(value, separators=(",", ":"))
+    inner = indent + " "
+    if isinstance(value, Mapping):
+        return (
+            "{" + ",".join(f"{inner}{json.dumps(name)}: {_text(x, inner)}" for name, x in value.items()) + indent + "}"
+        )
+    return "[" + ",".join(inner + _text(x, inner) for x in of) + indent + "]"
 
 
 def write_whole(target: Path, text: str) -> None:

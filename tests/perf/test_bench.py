@@ -136,6 +136,14 @@ def test_a_baseline_is_a_sweep_of_the_suite_or_a_folder_of_them(tmp_path: Path) 
         bench.baselines(bench.parse(["llm", "--baseline", str(tmp_path)]))
 
 
+def test_a_record_has_a_line_for_each_list_of_figures(tmp_path: Path) -> None:
+    data = {"gpu": "a \n name", "times": [[1.5, "one"], [2, None]], "none": {}, "shapes": [{"M": 1, "rows": [[1], []]}]}
+    write_json(tmp_path / "record.json", data)
+    assert read_json(tmp_path / "record.json") == data
+    lines = (tmp_path / "record.json").read_text().split("\n")
+    assert lines[2:6] == [' "times": [', '  [1.5,"one"],', "  [2,null]", " ],"]
+
+
 def test_figures_that_are_too_good_are_named() -> None:
     size = "4096x4096x4096 nn"
     assert len(scores.suspicious([made_up_sweep("square", {size: 1.3})])) == 1
