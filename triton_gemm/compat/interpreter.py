@@ -21,8 +21,8 @@ def watching(seen: Callable[[str, tuple[int, int, int], Any, Any, bool], None]) 
     the kernel. Programs run in the order in which a GPU starts them, along a grid's first axis first.
 
     seen(kind, program, addresses, mask, other): kind is "load", "store", "atomic" or "dot"; addresses in bytes and mask
-    are NumPy arrays of the block's shape, and None of a dot. other says whether masked lanes were given a value; of a
-    dot, whether a GPU rounds its fp32 operands to TF32, as is the default.
+    are NumPy arrays of the block's shape; of a dot they are its operands' dtype, as "fp16", and None. other says
+    whether masked lanes were given a value; of a dot, whether a GPU rounds its fp32 operands to TF32, as is the default.
     """
     from triton.runtime.interpreter import InterpreterBuilder
 
@@ -34,7 +34,8 @@ def watching(seen: Callable[[str, tuple[int, int, int], Any, Any, bool], None]) 
         def call(builder: Any, *given: Any, **named: Any) -> Any:
             pointers, mask, other = (None if place is None else _array(given[place]) for place in places)
             rounds = kind == "dot" and given[0].dtype.scalar.is_fp32() and "IEEE" not in str(given[3])
-            seen(kind, builder.grid_idx, pointers, mask, other is not None or rounds)
+            touched = str(given[0].dtype.scalar) if kind == "dot" else pointers
+            seen(kind, builder.grid_idx, touched, mask, other is not None or rounds)
             return originals[name](builder, *given, **named)
 
         return call

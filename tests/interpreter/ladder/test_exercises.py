@@ -30,6 +30,78 @@ UNFILLED = {
 
 # Mistakes: what a solution has, what stands there instead, and what is said of it.
 MISTAKES = [
+    (
+        *("e01_coalesce", BY_NAME["e01_coalesce"].solution),
+        "    rows = pid // 3 + lanes * 0\n    columns = pid % 3 * 32 + lanes\n",
+        "C of 64 x 96 x 8 is right, but of 32 x 160 x 8: program 96 reads a[32, 0]",
+    ),
+    (
+        *("e04_group", BY_NAME["e04_group"].solution),
+        "    g = pid // 64\n    w = pid % 64\n    r = tl.where(pid < 128, 4, 2)\n    return g * 4 + w % r, w // r\n",
+        "C of 160 x 256 x 16 is right, but of 80 x 96 x 16: ",
+    ),
+    ("e04_group", "group * GROUP_M + within % rows, within // rows", "pid", "`tile_of` returns two values"),
+    (
+        *("e06_pipeline", BY_NAME["e06_pipeline"].solution),
+        "    for k in range(0, K, 2 * BLOCK):\n        a, b = tl.load(a_ptrs), tl.load(b_ptrs)\n"
+        "        next_a, next_b = tl.load(a_ptrs + BLOCK), tl.load(b_ptrs + BLOCK * stride_b)\n"
+        '        acc = tl.dot(a, b, acc, input_precision="ieee")\n        a_ptrs += 2 * BLOCK\n'
+        '        b_ptrs += 2 * BLOCK * stride_b\n        acc = tl.dot(next_a, next_b, acc, input_precision="ieee")\n',
+        "was not asked for yet",
+    ),
+    ("e06_pipeline", "range(BLOCK, K", "range(16, 96", "but of 16 x 32 x 48: program 0 reads a[0, 48]"),
+    (
+        *(
+            "e06_pipeline",
+            '        b = next_b\n    acc = tl.dot(a, b, acc, input_precision="ieee")\n',
+            "        b = next_b\n",
+        ),
+        "K-tile 5, counted from 0, is multiplied 0 times: it is the last one, whose product comes after the loop",
+    ),
+    (
+        *("e06_pipeline", '        b = next_b\n    acc = tl.dot(a, b, acc, input_precision="ieee")\n'),
+        '        b = next_b\n    acc = tl.dot(a, b, acc, input_precision="ieee")\n'
+        '    acc = tl.dot(a, b, acc, input_precision="ieee")\n',
+        "K-tile 5, counted from 0, is multiplied 2 times: it is loaded once, and its product must not be added again",
+    ),
+    ("e08_accumulate", "range(0, K, BLOCK)", "range(0, 512, BLOCK)", "c[0, 0] is"),
+    (
+        "e08_accumulate",
+        BY_NAME["e08_accumulate"].solution,
+        BY_NAME["e08_accumulate"]
+        .solution.replace("tl.float32)", "tl.float64)")
+        .replace("acc = tl.dot(a, b, acc)", "acc += tl.dot(a, b)"),
+        "sums in fp64",
+    ),
+    (
+        "e08_accumulate",
+        "tl.dot(a, b, acc)",
+        "tl.dot(a.to(tl.float32), b.to(tl.float32), acc)",
+        "But fp32 operands do not run",
+    ),
+    (
+        *("e09_split_k", BY_NAME["e09_split_k"].solution),
+        "    n = K // BLOCK // SPLIT_K * BLOCK\n    first = part * n\n"
+        "    last = tl.where(part == SPLIT_K - 1, K, first + n)\n",
+        "but of 16 x 32 x 232: C is right, but a part has 7 of the 15 k-tiles; the longest needs 5.",
+    ),
+    (
+        *("e09_split_k", BY_NAME["e09_split_k"].solution),
+        "    first = part * 80\n    last = tl.minimum(first + 80, K)\n",
+        "but of 16 x 32 x 24: C is right, but a part has 2 of the 2 k-tiles; the longest needs 1.",
+    ),
+    (
+        "e12_swizzle",
+        "chunk ^ (row % 8)",
+        "(chunk - row) % 8",
+        "`%` keeps the sign of its left operand, in Triton as in C.",
+    ),
+    ("e13_ring", "step // SLOTS % 2", "step // 3 % 2", "C with 3 slots is right, but with 4 slots: "),
+    ("e13_ring", "step // SLOTS % 2", "step / SLOTS % 2", "`/` makes fractions, use `//`."),
+    ("e13_ring", "return turn ^ 1, turn", "return turn", "`phases` returns two phases"),
+    ("e02_mask", "rows[:, None] < height", "rows[:, None] < height - 1", "a[36, 0] is never read: the mask leaves out"),
+    ("e02_mask", "other=0.0", 'other=float("nan")', "It is NaN, as are lanes beyond K"),
+    ("e03_tile", "64, 64, 16", '64, "64", 16', "the tile is 64 x '64' x 16"),
     ("e01_coalesce", "* BLOCK + lanes", "+ lanes * strips", "its lanes are 3 elements apart in a row of b."),
     ("e01_coalesce", "* BLOCK + lanes", "* BLOCK + lanes + 1", "reads b[0, 96]"),
     ("e01_coalesce", "pid // strips", "pid % strips", "wrong"),
@@ -108,16 +180,34 @@ MISTAKES = [
     ),
     ("e06_pipeline", "range(BLOCK, K, BLOCK)", "range(0, K, BLOCK)", "The last k-tile has no next one"),
     ("e06_pipeline", "        a = next_a\n", "", "K-tile 0 of a, counted from 0, is multiplied by k-tile 1 of b."),
-    ("e07_tf32", "bits + 0x1000", "bits + 0xFFF + ((bits >> 13) & 1)", "not to even"),
-    ("e07_tf32", "rounded = tl.where(x == x, rounded, 0x7FFFE000)", "pass", "a NaN, which stays one"),
+    ("e07_tf32", "bits + 0x1000", "bits + 0xFFF + ((bits >> 13) & 1)", "ties go to even here"),
+    ("e07_tf32", "rounded = tl.where(x == x, rounded, 0x7FFFE000)", "pass", "A NaN stays one"),
     (
         "e07_tf32",
         "x == x, rounded, 0x7FFFE000",
         "x != x, bits, rounded",
-        "0x7F800001. A tensor core ignores the last 13",
+        "becomes bits 0x7F800001. A NaN stays one: a tensor core ignores the last 13 bits",
     ),
-    ("e07_tf32", "0x7FFFE000", "0x7F800001", "0x7F800001. A tensor core ignores the last 13, and reads infinity"),
+    ("e07_tf32", "0x7FFFE000", "0x7F800001", "bits 0x7F800001 becomes bits 0x7F800001. A NaN stays one"),
     ("e07_tf32", "0x1000", "0x0FFF", "a tie, which goes away from zero"),
+    ("e07_tf32", "x == x, rounded", "bits != 0x7F800001, rounded", "the NaN of bits 0xFF800001 becomes"),
+    ("e07_tf32", "x == x, rounded", "(x == x) | (bits >= 0x80000000), rounded", "the NaN of bits 0xFF800001 becomes"),
+    ("e07_tf32", "x == x, rounded", "tl.abs(x) < 3.4e38, rounded", "carries to infinity"),
+    (
+        *("e07_tf32", "    rounded = tl.where(x"),
+        "    rounded = tl.where(bits == 0xFF800000, 0x7F800000, rounded)\n    rounded = tl.where(x",
+        "-inf becomes inf, and should become -inf (bits 0xFF800000, 0x7F800000 and 0xFF800000): it lost its sign",
+    ),
+    (
+        "e07_tf32",
+        "    rounded = tl.where(x",
+        "    rounded = tl.where(tl.abs(x) < 1e-38, bits & 0x80000000, rounded)\n    rounded = tl.where(x",
+        "a subnormal tie",
+    ),
+    ("e07_tf32", "bits + 0x1000", "bits + 0x1000 - ((bits >> 13) & 1)", "not to odd"),
+    ("e07_tf32", " & 0xFFFFE000", "", "the last 13 bits are to be cleared"),
+    ("e07_tf32", "(bits + 0x1000) & 0xFFFFE000", "(bits + 0x8000) & 0xFFFF0000", "as in bf16"),
+    ("e07_tf32", "(bits + 0x1000) & 0xFFFFE000", "(bits + 0x800) & 0xFFFFF000", "11 bits of mantissa are kept"),
     ("e08_accumulate", "b, acc)", "b, acc.to(tl.float16))", "AssertionError: `tl.dot` adds to sums in fp32"),
     ("e08_accumulate", "tl.dot(a, b, acc)", "acc + tl.dot(a, b).to(tl.float16)", "be it a k-tile's product"),
     (
@@ -166,7 +256,7 @@ MISTAKES = [
         "b_desc.load([pid_n * BLOCK, k])",
         "box of b that begins at row 0 and column 16",
     ),
-    ("e11_tma", ', input_precision="ieee"', "", "`tl.dot` rounds fp32 operands to TF32 by default"),
+    ("e11_tma", ', input_precision="ieee"', "", "`tl.dot` rounds fp32 operands to TF32"),
     (
         "e11_tma",
         "for k in range(0, K, BLOCK)",
@@ -194,6 +284,18 @@ MISTAKES = [
 
 # Other right answers: what the solution has, and what may stand there.
 OTHERS = [
+    ("e03_tile", "64, 64, 16", "tl.constexpr(128), tl.constexpr(64), tl.constexpr(32)"),
+    ("e08_accumulate", "tl.dot(a, b, acc)", 'tl.dot(a, b, acc, input_precision="ieee")  # fp16'),
+    ("e08_accumulate", "tl.dot(a, b, acc)", "tl.dot(a, b, acc)  # no input_precision= here"),
+    (
+        "e11_tma",
+        "for k in range(0, K, BLOCK):",
+        "for i in range(tl.cdiv(K, BLOCK)):\n        k = (tl.cdiv(K, BLOCK) - 1 - i) * BLOCK",
+    ),
+    (
+        *("e10_persistent", "range(tl.program_id(0), tiles, tl.num_programs(0))"),
+        "range(tiles - 1 - tl.program_id(0), -1, -tl.num_programs(0))",
+    ),
     ("e01_coalesce", "pid // strips + tl.zeros_like(lanes)", "pid // strips"),
     ("e03_tile", "64, 64, 16", "128, 64, 32"),
     ("e04_group", "within % rows, within // rows", "rows - 1 - within % rows, within // rows"),

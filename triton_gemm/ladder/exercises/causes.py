@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,7 +12,11 @@ from .trace import Trace, named
 
 
 def beyond_k(trace: Trace) -> str:
-    """What lanes outside of A and B give to C, which has a last k-tile of 13 elements."""
+    """What lanes outside of A and B give to C, whose last k-tile is not whole."""
+    for name in "ab":
+        if (never := trace.counted(name) == 0).any():
+            row, column = never.nonzero()[0].tolist()
+            return f" {name}[{row}, {column}] is never read: the mask leaves out what is inside of {name}."
     for program, accesses in trace.programs().items():
         for name in "ab":
             loads = [one.addresses for one in accesses if one.kind == "load" and one.operand == name]
@@ -23,23 +27,30 @@ def beyond_k(trace: Trace) -> str:
                     "along K they are summed twice, and must be 0."
                 )
     a, b, c = (trace.operands[name].double() for name in "abc")
-    more = float((c - a @ b)[0, 0])
+    if c.isnan().any():
+        return " It is NaN, as are lanes beyond K, or what `other` gives them: they must be 0."
+    K, more = a.shape[1], float((c - a @ b)[0, 0])
     if torch.allclose(c - a @ b, torch.full_like(c, more), 0.0, 1e-3):
-        return f" Each is A B + {more:.3g}: 3 lanes of the last k-tile lie beyond K = 45, where `other` must be 0."
+        lanes = f"{-K % 16} lanes of the last k-tile lie beyond K = {K}"
+        return f" Each is A B + {more:.3g}: {lanes}, where `other` must be 0."
     return ""
 
 
-def beyond(name: str, row: int, column: int) -> str:
-    if (column if name == "a" else row) >= 96:
-        return " The last k-tile has no next one."
-    step = "BLOCK" if name == "a" else "BLOCK * stride_b"
-    return f" The next k-tile of {name} is {step} elements further."
+def beyond(K: int) -> Callable[[str, int, int], str]:
+    def why(name: str, row: int, column: int) -> str:
+        if (column if name == "a" else row) >= K:
+            return " The last k-tile has no next one."
+        step = "BLOCK" if name == "a" else "BLOCK * stride_b"
+        return f" The next k-tile of {name} is {step} elements further."
+
+    return why
 
 
 def multiplied(trace: Trace) -> str:
     """Which k-tiles of A and B were multiplied by which, if C is a sum of such products."""
     a, b, c = (trace.operands[name].double() for name in "abc")
-    pairs = [(i, j) for i in range(6) for j in range(6)]
+    steps = a.shape[1] // 16
+    pairs = [(i, j) for i in range(steps) for j in range(steps)]
     products = torch.stack([(a[:, 16 * i :][:, :16] @ b[16 * j :][:16]).flatten() for i, j in pairs], 1)
     times = torch.linalg.lstsq(products, c.reshape(-1, 1)).solution[:, 0]
     found = {pair: round(float(n)) for pair, n in zip(pairs, times, strict=True)} if times.isfinite().all() else {}
@@ -50,9 +61,15 @@ def multiplied(trace: Trace) -> str:
             return f" K-tile {i} of a, counted from 0, is multiplied by k-tile {j} of b."
         if i == j and n != 1:
             loads = int(trace.counted("a")[0, 16 * i])
-            why = "it is never loaded." if not loads else "the next one must not replace it before its product."
-            if loads > 1:
-                why = f"it is loaded {loads} times. Do pointers advance before each load?"
+            why = "the next one must not replace it before its product."
+            if not loads:
+                why = "it is never loaded."
+            elif not n and i == steps - 1:
+                why = "it is the last one, whose product comes after the loop."
+            elif loads * 16 > b.shape[1]:
+                why = f"it is loaded {loads * 16 // b.shape[1]} times. Do pointers advance before each load?"
+            elif n > 1:
+                why = "it is loaded once, and its product must not be added again."
             return f" K-tile {i}, counted from 0, is multiplied {n} times: {why}"
     return ""
 
@@ -62,6 +79,14 @@ def added_in_bf16(trace: Trace) -> str:
     stored = trace.operands["c"].isnan() & (trace.counted("c", "store") > 0)
     why = " Was it added in bf16, which has 8 bits, and the interpreter cannot add? Sums belong in fp32."
     return why * bool(stored.any())
+
+
+def in_fp64(path: Path) -> str:
+    """On a kernel that adds in fp64, which no result shows."""
+    body = ast.walk(ast.parse(path.read_bytes()))
+    if any(isinstance(node, ast.Attribute) and node.attr == "float64" for node in body):
+        return "C is right, but sums in fp64 cost a conversion and a slow addition for each product: fp32 is asked for."
+    return ""
 
 
 def beyond_row(name: str, row: int, column: int) -> str:

@@ -157,10 +157,11 @@ def _shown(exercise: Exercise, path: Path, wrong: str | None) -> str:
     from .player import of_run, page
     from .questions import RUNS
 
-    if not RUNS or not (RUNS[-1] if isinstance(RUNS[-1], list) else RUNS[-1].accesses):
+    run = RUNS[0 if wrong is None else -1] if RUNS else None
+    if run is None or not (run if isinstance(run, list) else run.accesses):
         return "nothing to show: no kernel ran"
     made = path.with_suffix(".html")
-    made.write_text(page([of_run(exercise.name, exercise.title, RUNS[-1], wrong)]), "utf-8")
+    made.write_text(page([of_run(exercise.name, exercise.title, run, wrong)]), "utf-8")
     return f"{made} plays it: open it in a browser"
 
 

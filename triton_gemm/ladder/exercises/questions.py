@@ -25,10 +25,34 @@ def error_text(error: BaseException, path: Path | None = None) -> str:
         return str(error)
     file = path and path.resolve()
     lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).resolve() == file]
+    text = str(error)
     if isinstance(error, SyntaxError):
-        lines = [error.lineno]
+        lines, text = [error.lineno], error.msg
     where = f"line {lines[-1]}: " if lines else ""
-    return f"{where}{type(error).__name__}: {error}".partition("\n")[0]
+    return f"{where}{type(error).__name__}: {text}".partition("\n")[0]
+
+
+def for_each(
+    *cases: tuple[int, ...], form: str = "of {} x {} x {}"
+) -> Callable[[Callable[..., None]], Callable[[Any, Any], None]]:
+    """A check of an exercise and its solution that asks `function` for each case, of sizes for example: what is right
+    for one alone is no answer. form: a case as text."""
+
+    def made(function: Callable[..., None]) -> Callable[[Any, Any], None]:
+        def check(exercise: Any, solution: Any) -> None:
+            for case in cases:
+                try:
+                    function(exercise, solution, *case)
+                except Exception as error:
+                    if case == cases[0]:
+                        raise
+                    text = error_text(error, Path(exercise.__file__))
+                    right = form.format(*cases[0])
+                    raise WrongError(f"C {right} is right, but {form.format(*case)}: {text}") from error
+
+        return check
+
+    return made
 
 
 def make_operands(M: int, N: int, K: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

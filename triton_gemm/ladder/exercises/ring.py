@@ -167,7 +167,9 @@ class _Slots(list[Any]):
         return self[slot]
 
 
-def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str, events: list[Any] | None = None) -> torch.Tensor:
+def simulate(
+    path: Path, a: torch.Tensor, b: torch.Tensor, first: str, slots: int = SLOTS, events: list[Any] | None = None
+) -> torch.Tensor:
     """What an exercise's file computes of a [64, K] and b [K, 64], in fp32.
 
     first: the role, "load" or "multiply", that goes on whenever it may; the other does when the first waits; events:
@@ -194,12 +196,12 @@ def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str, events: l
     if not launched:
         raise WrongError("`run` launches no kernel: a kernel has to compute the result.")
     load, multiply = launched[0][:2]
-    a_slots, b_slots = (_Slots(map(Tile, range(SLOTS))) for _ in "ab")
-    full = _Slots(Barrier(f"`full` of slot {i}") for i in range(SLOTS))
-    empty = _Slots(Barrier(f"`empty` of slot {i}", a_slots[i], b_slots[i]) for i in range(SLOTS))
+    a_slots, b_slots = (_Slots(map(Tile, range(slots))) for _ in "ab")
+    full = _Slots(Barrier(f"`full` of slot {i}") for i in range(slots))
+    empty = _Slots(Barrier(f"`empty` of slot {i}", a_slots[i], b_slots[i]) for i in range(slots))
     size = SimpleNamespace(nbytes=2 * BLOCK**2)
     matrices = [SimpleNamespace(data=x, block_type=size) for x in (a, b)]
-    more = (full, empty, a.shape[1], BLOCK, SLOTS)
+    more = (full, empty, a.shape[1], BLOCK, slots)
     roles: dict[str, Iterator[Any]] = {
         "load": load(*matrices, a_slots, b_slots, *more),
         "multiply": multiply(a_slots, b_slots, torch.zeros(BLOCK, BLOCK), *more),
@@ -216,11 +218,19 @@ def simulate(path: Path, a: torch.Tensor, b: torch.Tensor, first: str, events: l
             raise WrongError(f"nobody goes on: {'; '.join(lines)}.")
         try:
             barrier, phase = waits[ready] = next(roles[ready])
+            if phase not in (0, 1):
+                raise WrongError(f"{ready} waits for phase {phase:g} of {barrier.name}: `/` makes fractions, use `//`.")
             if barrier.turns % 2 == phase and not barrier.coming:
                 events.append((ready, "wait", -1, ""))
         except StopIteration as end:
             del waits[ready]
             result = result if end.value is None else end.value
+        except TypeError as error:
+            if "subscriptable" in str(error):
+                raise WrongError("`phases` returns two phases: of a k-tile's load, and of its product.") from None
+            if "'float'" in str(error):
+                raise WrongError(f"{error}: `/` makes fractions, use `//`.") from None
+            raise
     if products:
         raise WrongError("C is stored while a product is under way: `warpgroup_mma_wait` ends it.")
     return result

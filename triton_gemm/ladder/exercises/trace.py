@@ -39,9 +39,9 @@ def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32, *, empty
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """One load or store of a program, or what it would touch outside of an operand. operand: its name; addresses: in
-    bytes, of a block's elements in order, without those that are masked off; rows, columns: of the operand's elements
-    there."""
+    """One load, store or dot of a program, or what it would touch outside of an operand. operand: its name, or of a dot
+    the dtype of what is multiplied, as "fp16"; addresses: in bytes, of a block's elements in order, without those that
+    are masked off; rows, columns: of the operand's elements there."""
 
     kind: str
     program: tuple[int, int, int]
@@ -67,7 +67,7 @@ def by_kernels(**operands: torch.Tensor) -> Iterator[None]:
 
 
 class Trace:
-    """Runs kernels in the interpreter and keeps what they touch, in order. A dot is an Access without an operand.
+    """Runs kernels in the interpreter and keeps what they touch, in order, and their dots.
 
     Raises WrongError for an address that is no element of the operands, before it is touched, with the advice of
     `outside` for the operand's name, row and column.
@@ -118,11 +118,11 @@ class Trace:
     def _seen(self, kind: str, program: tuple[int, int, int], addresses: Any, mask: Any, other: bool) -> None:
         if kind == "dot" and other:
             raise WrongError(
-                "`tl.dot` rounds fp32 operands to TF32 by default, 11 bits of 24, on a GPU and not in the interpreter: "
-                'pass input_precision="ieee".'
+                "`tl.dot` rounds fp32 operands to TF32, 11 bits of 24, on a GPU and not in the interpreter, unless it "
+                'is given input_precision="ieee".'
             )
-        if addresses is None:
-            self.accesses.append(Access(kind, program, "", (), (), ()))
+        if kind == "dot":
+            self.accesses.append(Access(kind, program, addresses, (), (), ()))
             return
         addresses, inside = np.broadcast_arrays(addresses, mask.astype(bool))
         if kind == "load" and not inside.all() and not other:

@@ -4,7 +4,7 @@ A tensor core ignores the last 13 bits of an fp32 operand in TF32. Left as they 
 shrinks, and the error of a sum grows with its length. Round to nearest first, ties away from zero, as
 `cvt.rna.tf32.f32` does.
 
-Checked: the bits of the rounded values, of ties, carries, infinities and NaN among them.
+Checked: the bits of the rounded values, of ties, carries, subnormals, infinities and NaNs of both signs among them.
 """
 
 import triton

@@ -1,0 +1,156 @@
+"""Whether the holes of exercises 1 to 6 are filled in rightly: kernels in fp32."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...config import TileConfig
+from ...hardware.gpus import named_device
+from . import causes
+from .questions import equals_product, for_each, make_operands, same_bits, stored_tiles, traced, with_solution
+from .trace import Access, WrongError, matrix
+
+
+@for_each((64, 96, 8), (32, 160, 8))
+def coalesce(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
+    trace = traced(exercise, make_operands(M, N, K))
+    equals_product(trace)
+    for name, kind in (("a", "load"), ("b", "load"), ("c", "store")):
+        access = max(trace.of(name, kind), key=Access.sectors)
+        if access.sectors() > 4:
+            rows, step = len(set(access.rows)), access.columns[1] - access.columns[0]
+            where = f"lie in {rows} rows" if rows > 1 else f"are {step} elements apart in a row"
+            raise WrongError(
+                f"C is right, but a warp touches {access.sectors()} sectors in one {kind} of {name}, where 4 hold all "
+                f"that 32 lanes use: its lanes {where} of {name}."
+            )
+
+
+@for_each((37, 29, 45), (20, 50, 35))
+def mask(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
+    operands = make_operands(M, N, K)
+    trace = traced(exercise, operands, outside=lambda *_: " Lanes there must be masked off.")
+    equals_product(trace, cause=causes.beyond_k)
+
+
+def tile(exercise: Any, solution: Any) -> None:
+    m, n, k = (getattr(x, "value", x) for x in (exercise.BLOCK_M, exercise.BLOCK_N, exercise.BLOCK_K))  # tl.constexpr
+    if any(not isinstance(x, int) or x < 16 or x & (x - 1) for x in (m, n, k)):
+        raise WrongError(f"the tile is {m!r} x {n!r} x {k!r}; Triton takes powers of two, and `tl.dot` 16 at least.")
+    if (exercise.NUM_WARPS, exercise.NUM_STAGES) != (solution.NUM_WARPS, solution.NUM_STAGES):
+        raise WrongError("NUM_WARPS and NUM_STAGES are given, 4 and 3: the tile alone is to be found.")
+    gpu, config = named_device("a100"), TileConfig(m, n, k, exercise.NUM_WARPS, exercise.NUM_STAGES)
+    slots = config.buffers(gpu.capability)
+    why = config.illegal(gpu, 4, 4, tensor_cores=False, buffers=slots)
+    if why is not None:
+        more = f"That is {slots} slots of ({m} + {n}) x {k} x 4 bytes, one fewer than NUM_STAGES (k06), and 256 more."
+        if "shared memory" not in why:
+            more = "FFMAs also read their operands from registers, and pointers are kept there."
+        raise WrongError(f"a tile of {m} x {n} x {k} {why}. {more}")
+    M, N, K = max(m, 64), max(n, 64), max(k, 32)
+    trace = traced(exercise, make_operands(M, N, K))
+    equals_product(trace)
+    read = 4 * sum(access.addresses.size for name in "ab" for access in trace.of(name))
+    if 2 * M * N * K < 16 * read:
+        raise WrongError(
+            f"C is right, but {2 * M * N * K / read:.3g} FLOP are done for each byte that is read; 16 are asked. "
+            f"Reads of each element of A: {N // n}, of B: {M // m}."
+        )
+
+
+@for_each((160, 256, 16), (80, 96, 16))
+def group(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
+    two = {"iterable": ": `tile_of` returns two values, a row and a column."}
+    trace = traced(exercise, make_operands(M, N, K), errors=two)
+    found = [tiles[0] for tiles in stored_tiles(trace).values()]
+    equals_product(trace)
+    in_groups = [
+        (row, column)
+        for first in range(0, M // 16, 4)
+        for column in range(N // 16)
+        for row in range(first, min(first + 4, M // 16))
+    ]
+    strips, wanted = _strips(found), _strips(in_groups)
+    if sum(map(sum, strips)) > sum(map(sum, wanted)):
+        i = max(range(len(strips)), key=lambda i: sum(strips[i]) - sum(wanted[i]))
+        raise WrongError(
+            f"C is right, but of programs {16 * i} to {min(16 * i + 16, len(found)) - 1}, strips that are read of A: "
+            f"{strips[i][0]}, of B: {strips[i][1]}; in groups of 4 rows they are {wanted[i][0]} and {wanted[i][1]}. "
+            f"All waves read {sum(map(sum, strips))} strips, where {sum(map(sum, wanted))} are enough."
+        )
+
+
+def _strips(tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of A and of B, that each 16 tiles read."""
+    waves = (tiles[i : i + 16] for i in range(0, len(tiles), 16))
+    return [(len({row for row, _ in wave}), len({column for _, column in wave})) for wave in waves]
+
+
+def beta(exercise: Any, solution: Any) -> None:
+    operands = make_operands(32, 48, 64, torch.float16)
+    trace = traced(exercise, operands, 0.7, 0.0)
+    if trace.of("c"):
+        raise WrongError(
+            f"C is read with beta = 0: {len(trace.of('c'))} loads. It holds NaN, and 0 times NaN is NaN. A kernel that "
+            "loads C and then drops the value has read it all the same."
+        )
+    product = operands["a"].double() @ operands["b"].double()
+    if not torch.allclose(operands["c"].double(), 0.7 * product, 2.0**-9, 2.0**-9):
+        missing = torch.allclose(operands["c"].double(), product, 2.0**-9, 2.0**-9)
+        is_found = "is 1.0 A B: alpha is missing" if missing else "is not 0.7 A B"
+        raise WrongError(f"with alpha = 0.7 and beta = 0 C {is_found}.")
+    before = operands["c"].copy_(matrix(32, 48, torch.float16)).double()
+    wanted = with_solution(solution, operands, 0.7, -1.5)
+    traced(exercise, operands, 0.7, -1.5)
+    found = operands["c"].double()
+    for what, alpha, beta in (("beta", 0.7, 1.0), ("beta C", 0.7, 0.0), ("alpha", 1.0, -1.5)):
+        if torch.allclose(found, alpha * product + beta * before, 2.0**-9, 2.0**-9):
+            raise WrongError(f"with alpha = 0.7 and beta = -1.5 C is {alpha} A B + {beta} C: {what} is missing.")
+    if not torch.allclose(found, wanted.double(), 2.0**-6, 2.0**-6):
+        all_scaled = torch.allclose(found, 0.7 * (product - 1.5 * before), 2.0**-6, 2.0**-6)
+        why = "it is 0.7 (A B - 1.5 C)" if all_scaled else "even but for rounding"
+        raise WrongError(f"with alpha = 0.7 and beta = -1.5 C is not 0.7 A B - 1.5 C, {why}.")
+    same = same_bits(operands["c"], wanted)
+    if not same.all():
+        is_cast = "tl.load(c_ptrs).to(" in Path(exercise.__file__).read_text("utf-8", "replace")
+        load = "In the interpreter `beta * tl.load(c_ptrs)` has C's dtype: cast the load by `.to(tl.float32)`."
+        raise WrongError(
+            f"with alpha = 0.7 and beta = -1.5 {int((~same).sum())} of {same.numel()} results have other bits: "
+            f"compute `out` in fp32, so that it is rounded once, when it is stored. {'' if is_cast else load}".rstrip()
+        )
+    operands["c"].copy_(before)
+    zero = {"ZeroDivisionError": ", with alpha = 0, where C is beta C: divide by nothing that may be 0."}
+    traced(exercise, operands, 0.0, -1.5, errors=zero)
+    if not torch.allclose(operands["c"].double(), -1.5 * before, 2.0**-9, 2.0**-9):
+        value, right = float(operands["c"][0, 0]), -1.5 * float(before[0, 0])
+        raise WrongError(f"with alpha = 0 and beta = -1.5 c[0, 0] is {value:.6g}, and should be {right:.6g}, -1.5 C.")
+
+
+@for_each((32, 16, 96), (16, 32, 48), (16, 16, 16))
+def pipeline(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
+    operands = make_operands(M, N, K)
+    wanted = with_solution(solution, operands)
+    trace = traced(exercise, operands, outside=causes.beyond(K))
+    equals_product(trace, cause=causes.multiplied)
+    for name in "ab":
+        if int(trace.counted(name).max()) != {"a": N, "b": M}[name] // 16:  # tiles of C that need each
+            raise WrongError(f"C is right, but k-tiles of {name} are loaded more than once.")
+    for accesses in trace.programs().values():
+        dots, loads = 0, Counter[str]()
+        for access in (one for one in accesses if one.kind in ("load", "dot")):
+            loads[access.operand] += access.kind == "load"
+            if access.kind == "dot":
+                dots += 1
+                late = " and ".join(name for name in "ab" if loads[name] < min(dots + 1, K // 16))
+                if late:
+                    raise WrongError(
+                        f"C is right, but when k-tile {dots - 1} is multiplied, k-tile {dots} of {late} was not asked "
+                        "for yet: the units wait for each load. Load the next one before."
+                    )
+    if not same_bits(operands["c"], wanted).all():
+        raise WrongError("C is right but for rounding: its bits are others, so k-tiles are added in another order.")
