@@ -22,7 +22,7 @@ def watching(seen: Callable[[str, tuple[int, int, int], Any, Any, bool], None]) 
 
     seen(kind, program, addresses, mask, other): kind is "load", "store", "atomic" or "dot"; addresses in bytes and mask
     are NumPy arrays of the block's shape; of a dot they are its operands' dtype, as "fp16", and None. other says
-    whether masked lanes were given a value; of a dot, whether a GPU rounds its fp32 operands to TF32, as is the default.
+    whether masked lanes were given a value; of a dot, whether a GPU rounds its fp32 operands to TF32.
     """
     from triton.runtime.interpreter import InterpreterBuilder
 
