@@ -81,7 +81,10 @@ def clock(rung: str, bars: Sequence[replay.Bar], slots: int, waits: Sequence[Any
                 found.append([bar.slot, "kept", bar.end, products[bar.step].start, "", False])
             elif kind == "product":
                 found.append([slots, kind, bar.start, bar.end, bar.step, True])
-    what, note = f"{title(rung)}: loads and products over time", f"Numbers are steps of K. {times.DURATIONS}"
+    what, note = (
+        f"{title(rung)}: loads and products over time",
+        f"Numbers are steps of K. {times.DURATIONS}" + f" {times.ONE_SLOT}" * (rung == "k06"),
+    )
     key = {"load": "load on its way", "store": "store of C"}
     return scene(rung, what, key, lanes=lanes, bars=found, counted=COUNTED, note=note)
 

@@ -35,7 +35,9 @@ def peaks(results: Results, folder: Path) -> str:
     for gpu in map(named_device, GPUS):
         tbs = bandwidth(gpu) / 1e6
         rates = [formats.number(peak(gpu, mode)) for mode in MODES]
-        ridges = [f"{x:.{int(x < 10)}f}" for x in (peak(gpu, mode) / tbs for mode in MODES)]
+        # Of the figures that the row shows, so that a reader finds the same.
+        shown = [float(f"{peak(gpu, mode):.3g}") / round(tbs, 2) for mode in MODES]
+        ridges = [f"{x:.{int(x < 10)}f}" for x in shown]
         clocks = " / ".join(dict.fromkeys(f"{roofline.clock(gpu, mode):,.0f}" for mode in MODES))
         rows.append([gpu.name.removeprefix("NVIDIA "), gpu.num_sms, *rates, f"{tbs:.2f}", *ridges, clocks])
     columns = ["GPU", "SMs", *(f"{name}, TFLOPS" for name in MODES.values()), "memory, TB/s"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from perf.common import formats
@@ -15,8 +16,9 @@ from perf.ladder.findings import SMALL
 from perf.ladder.player import PLAYED
 from perf.ladder.record import Record
 from perf.measure import environment
-from perf.pages import exercises, rung_diff
+from perf.pages import exercises, limits, rung_diff
 from perf.pages.results import Results
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.ladder.command import spelled
 
@@ -59,8 +61,9 @@ def rung_page(rung: Rung, results: Results, folder: Path) -> str:
     lines += ["</details>", f"**Tuning** {rung.header['Tuning']}"]
     tuned = [line for record in results.records for line in _tuned(rung, record, folder)]
     lines += ["<details><summary>What the tuner timed</summary>", TUNED, *tuned, "</details>"] if tuned else []
-    lines.append(f"**Bound by** {rung.header['Bound by']}")
-    lines += [line for record in results.records for line in _counted(rung, record)]
+    bound = [f"**Bound by** {rung.header['Bound by']}"]
+    bound += [line for record in results.records for line in _counted(rung, record)]
+    lines += ["<details><summary>Guess first: what limits it?</summary>", *bound, "</details>"]
     lines.append(f"**Next** {rung.header['Next']}")
     return "\n\n".join(_explained(lines, folder))
 
@@ -126,11 +129,19 @@ def _measured(rung: Rung, record: Record) -> Iterator[str]:
     share = step.share(rung.name)
     if share:
         text += f", {formats.percent(share)} of cuBLAS"
+    peak = _peak(record, step.problem.mode)
+    if share and peak:
+        text += f", which holds {formats.percent(step.tflops / share / peak)} of the units' peak"
     if step.over_twin:
         text += f"; {step.over_twin:.2f} times its fastest twin, `{step.twin}`"
     factor = next((factor for factor in views.factors(record) if factor.rung == rung), None)
     if factor and factor.measured:
         text += f"; {factor.measured:.2f} times {factor.over}, where {factor.predicted:g} was predicted"
+        wanted = step.tflops / factor.measured * factor.predicted
+        of = [f"{formats.number(wanted)} TFLOPS"]
+        of += [f"{formats.percent(wanted * share / step.tflops)} of cuBLAS"] if share else []
+        of += [f"above the units' peak of {formats.number(peak)} TFLOPS"] if peak and wanted > peak else []
+        text += f" ({', '.join(of)})"
     text += "." + (f" Configuration: {_in_words(step.own.config)}." if step.own.config else "")
     before = LADDER[max(0, LADDER.index(rung) - 1)]
     small = views.squares(record, step.problem.mode).get(SMALL) if rung.id in PERSISTENT else None
@@ -139,6 +150,13 @@ def _measured(rung: Rung, record: Record) -> Iterator[str]:
         times = f"{speeds[1] / speeds[0]:.2f} times {before.id}"
         text += f" At {SMALL} x {SMALL} x {SMALL} it reaches {formats.number(speeds[1])} TFLOPS, {times}."
     yield text
+
+
+def _peak(record: Record, mode: str) -> float | None:
+    """TFLOPS of page 0, of a GPU that has a data sheet."""
+    with suppress(ValueError):
+        return limits.peak(named_device(views.gpu(record)), mode)
+    return None
 
 
 def _counted(rung: Rung, record: Record) -> Iterator[str]:

@@ -259,11 +259,41 @@ def test_a_browser_shows_what_python_looks_up(found: explorer.Explored, tmp_path
     for figure in ("registers", "programs", "patch", "bytes_per_flop"):
         assert f"<td>{found.at(figure, **where)}</td>" in text
     above = opened(page, tmp_path, "#k06-64x64x16-4-3-8-h200-4096x4096x4096")
-    assert "above the ceiling of shared memory" in verdict(above) and "shared memory, no broadcast" in above
+    assert "leaves out broadcasts within a warp" in verdict(above) and "shared memory, no broadcast" in above
+    assert "Measured, too: guess" in verdict(above) and "46.4" not in verdict(above)
+    k03 = opened(page, tmp_path, "#k03-64x64x16-4-1-all")
+    assert "The rung has none: its programs go down" in k03 and "38.4 TFLOPS measured" in verdict(k03)
     spills = opened(page, tmp_path, "#k06-128x128x16-4-3-8-h200-4096x4096x4096")
     assert verdict(spills).startswith("would spill: 128 accumulators are") and "cannot run" not in verdict(spills)
     by_power = opened(page, tmp_path, "#k08-128x256x64-8-3-8-h200-4096x4096x4096")
     assert "686 TFLOPS modelled" in verdict(by_power)  # as the ceiling
+
+
+def test_nothing_was_measured_above_a_ceiling(found: explorer.Explored) -> None:
+    """Shared memory of fp32 is none. The tuner does not wait until power limits the clock."""
+    above = set()
+    for one in found.measured:
+        point = {name: one[name] for name in ("kernel", "gpu")} | {"shape": tuple(one["shape"])}
+        point |= dict(zip(explorer.CHOICES, one["choices"], strict=True))
+        for limit in ("units", "issue slots", "memory", "L2", "shared memory"):
+            most = found.at(f"most by {limit}", **point)
+            if most and one["tflops"] > most:
+                assert limit == "shared memory" and found.at("no_broadcast", **point), (one, limit, most)
+                above.add(one["kernel"])
+    assert above == {"k03", "k04", "k05", "k06"}
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_a_guess_is_graded_by_what_was_measured(found: explorer.Explored, tmp_path: Path) -> None:
+    script = """document.querySelectorAll("#BLOCK_M .bars button")[2].click();
+      const told = (axis) => document.querySelector(`#${axis} .told`).textContent;
+      parent.postMessage(JSON.stringify([told("BLOCK_M"), told("num_stages"), told("BLOCK_K")]), "*");"""
+    text = opened(explorer.page(found), tmp_path, "#k06-64x64x16-4-3", script=script, width=1400)
+    guess, stages, depth = json.loads(re.findall(r"<title>(.*?)</title>", text)[0])
+    said = r"You said 64: 3,270 us modelled, 2,960 measured. Best by the model: 128, 2,390 us. "
+    assert guess == f"{said}Best of the 2 measured: 128, 2,920 us."
+    assert stages == "Which is fastest? Measured: 3, 4. The model gives all the same time."
+    assert depth == "Which is fastest by the model?"
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
@@ -297,12 +327,14 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
       const before = element("verdict").textContent;
       document.querySelector("#GROUP_M input").scrollIntoView({ block: "end" });
       slider.value = 3; slider.dispatchEvent(new Event("input"));
-      element("records").open = true;
+      const hidden = element("verdict").textContent;
+      element("records").open = true; show();
       const box = element("verdict").getBoundingClientRect();
-      parent.postMessage(JSON.stringify({ before, after: element("verdict").textContent, width: innerWidth,
+      parent.postMessage(JSON.stringify({ before, hidden, after: element("verdict").textContent, width: innerWidth,
+        trust: element("trust").textContent,
         wide: document.documentElement.scrollWidth, top: box.top, bottom: box.bottom, height: innerHeight, y: scrollY,
         text: slider.getAttribute("aria-valuetext"), hash: location.hash,
-        hidden: element("measured").scrollWidth - element("measured").parentNode.clientWidth,
+        aside: element("measured").scrollWidth - element("measured").parentNode.clientWidth,
         other: stagesAlike("num_warps", [1, 1]) + stagesAlike("num_stages", [2, 1]),
         unguessed, guessed, others, records, bars: bars("num_stages"),
         dark: getComputedStyle(document.body).backgroundColor }), "*");"""
@@ -310,16 +342,24 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
     text = opened(page, tmp_path, "#k06-128x64x16-4-3", dark, script=script, width=390)
     (title,) = re.findall(r"<title>(.*?)</title>", text)
     seen = json.loads(title)
-    assert "47 TFLOPS measured, kernel alone." in seen["before"] and "bound by issue slots" in seen["before"]
+    assert "Measured, too: guess" in seen["before"] and "bound by issue slots" in seen["before"]
+    assert " TFLOPS measured" not in seen["before"] + seen["hidden"]
+    assert "0.79 to 1.24 times the speed, over 11 configurations" in seen["trust"]
     assert seen["hash"] == "#k06-128x64x16-4-4-8-h200-4096x4096x4096" and seen["text"] == "4"
     assert "47.2 TFLOPS measured" in seen["after"]
-    assert seen["wide"] <= seen["width"] == 390 and seen["hidden"] <= 0  # nothing to scroll sideways
+    assert seen["wide"] <= seen["width"] == 390 and seen["aside"] <= 0  # nothing to scroll sideways
     where: dict[str, Any] = {"kernel": "k06", "gpu": "h200", "shape": SQUARE}
     where |= dict(zip(explorer.CHOICES, (128, 64, 16, 4, 4), strict=True))
     times = [found.at("time", **{**where, "num_stages": n}) for n in explorer.AXES["num_stages"]]
-    assert seen["bars"] == [formats.number(time) for time in times]
+    same = {"kernel": "k06", "gpu": "h200", "how": "kernel alone", "group": 8}
+    alone = [one for one in found.measured if same.items() <= one.items() and one["choices"][:4] == [128, 64, 16, 4]]
+    timed = {one["choices"][4]: formats.number(2 * 4096**3 / one["tflops"] / 1e6) for one in alone}
+    stages = explorer.AXES["num_stages"]
+    assert [*timed] == [3, 4]
+    assert seen["bars"] == [f"{formats.number(t)}\n{timed.get(n, '–')}" for n, t in zip(stages, times, strict=True)]
     assert seen["unguessed"] == [*"123456"] and seen["others"] == ["4", "8"] and not seen["records"]
-    assert seen["guessed"].startswith(f"You said 2: {formats.number(times[1])} us. All are alike. The model counts no ")
+    said = f"You said 2: {formats.number(times[1])} us modelled, not measured. All are alike by the model."
+    assert seen["guessed"].startswith(f"{said} Best of the 2 measured: 4, {timed[4]} us. The model counts no ")
     assert seen["guessed"].endswith(" k06's page has what was measured, as times k05.") and seen["other"] == ""
     assert seen["y"] > 100 and 0 <= seen["top"] < seen["bottom"] < seen["height"] / 3
     assert max(map(int, re.findall(r"\d+", seen["dark"]))) < 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 from perf.common import formats
 from perf.ladder import autotuner, views
 from perf.ladder.drawings import pictures
+from perf.ladder.drawings.traces import HOPPER, RUNGS
 from perf.ladder.record import Record
 from perf.measure import environment
 from perf.pages import __main__ as pages
 from perf.pages import blocks, limits, rung_page
 from perf.pages.results import Results
+from tests.ladder.test_compile_rungs import compiled, listed, main_loop
 from tests.support.report_records import NO_RESULTS, SURROUNDINGS, block, committed_record
 
 
@@ -122,10 +125,10 @@ def test_pages_and_pictures_are_made_again_and_say_when_the_sources_changed(
 
 @pytest.mark.parametrize("page", sorted(rung_page.RUNG_PAGES.glob("k*.md")), ids=lambda page: page.stem)
 def test_a_reader_can_guess_before_the_answer(page: Path) -> None:
-    """Predictions, speeds and factors are folded."""
+    """Predictions, speeds and factors are folded, and what limits a rung."""
     shown = re.sub(r"<details>.*?</details>", "", page.read_text(), flags=re.DOTALL)
     assert "**Why**" in shown and "TFLOPS at" not in shown and "predicted" not in shown.lower()
-    assert not re.search(r"\*\*(Predict|Measured|Came out)", shown)
+    assert not re.search(r"\*\*(Predict|Measured|Came out|Bound by|Counted)", shown)
 
 
 def test_what_pages_quote_and_link() -> None:
@@ -138,3 +141,18 @@ def test_what_pages_quote_and_link() -> None:
     assert re.search(
         r"At 1024 x 1024 x 1024 it reaches [\d.]+ TFLOPS, 1.15 times k10", (rung_page.RUNG_PAGES / "k11.md").read_text()
     )
+
+
+def test_what_two_stages_do() -> None:
+    """k06's page: one slot, whose copies follow its last read, among the last FFMAs; k05 loads in three groups."""
+    config = listed(RUNGS["k06"], 64, 128, 16, 4)
+    k06 = compiled(RUNGS["k06"], HOPPER, config)[-1]
+    assert config.num_stages == 2 and k06.shared == 4 * (64 + 128) * 16
+    step = [opcode for opcode, _ in main_loop(k06.asm["sass"])]
+    first, last = step.index("LDGSTS.E.BYPASS.128"), len(step) - step[::-1].index("LDS.128")
+    left = sum(opcode == "FFMA" for opcode in step[first:])
+    assert last < first and sum(opcode.startswith("LDGSTS") for opcode in step) == 6 and 0 < left < 1024 / 16
+    k05 = main_loop(compiled(RUNGS["k05"], HOPPER, listed(RUNGS["k05"], 64, 128, 32, 4))[-1].asm["sass"])
+    loads = [opcode[:3] for opcode, _ in k05 if opcode.startswith(("LDG", "STS"))]
+    groups = [kind for kind, _ in itertools.groupby(loads)]
+    assert loads.count("LDG") == 12 and groups == ["LDG", "STS"] * 3 and len(k05) >= 2 * len(step)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from perf.common.files import read_json
-from perf.ladder import picker
+from perf.ladder import explorer, picker
 from perf.measure.environment import RESULTS
 from tests.perf.test_explorer import BROWSER, opened
 from tests.perf.test_limits import row as limits_row
@@ -111,6 +111,19 @@ def test_pieces_are_what_a_launch_has(found: list[dict[str, Any]]) -> None:
     assert sum(", K in " in name for name in names) > 20 and sum(" tiles in " in name for name in names) > 100
 
 
+def test_every_word_of_a_candidate_is_explained(found: list[dict[str, Any]]) -> None:
+    """Behind tile, warps and stages; and links lead to pages."""
+    text = picker.TEMPLATE.read_text()
+    patterns = re.findall(r'^  \[/(.+?)/, "', text, re.MULTILINE)
+    for name in {name for gpu in found for one in gpu["puzzles"] for name in one["names"]}:
+        rest = re.sub(r"\d+x\d+x\d+|\d+ (warps|stages)", "", name)
+        for part in re.split(r", | (?=cluster|group)", rest):
+            assert any(re.search(pattern, name) and re.search(pattern.strip(", ^"), part) for pattern in patterns), part
+    for page in (picker.TEMPLATE, explorer.TEMPLATE):
+        links = re.findall(r'href="([^"#$]+)"', page.read_text())
+        assert links and all((picker.PAGE.parent / link).resolve().is_file() for link in links)
+
+
 def test_a_glitch_is_not_offered(found: list[dict[str, Any]]) -> None:
     all_us = [(one["us"], one["offered"]) for gpu in found for one in gpu["puzzles"]]
     glitches = [offered for us, offered in all_us if us[-1] > picker.GLITCH * us[-2] and len(us) - 1 in offered]
@@ -126,6 +139,7 @@ def test_a_guess_shows_all_times(found: list[dict[str, Any]], tmp_path: Path, wi
       const rows = document.querySelectorAll("#candidates tr").length;
       const facts = element("facts").innerText, wide = document.documentElement.scrollWidth;
       parent.postMessage(JSON.stringify({ before, rows, facts, wide, hash: location.hash,
+        words: [...document.querySelectorAll("#words i")].map((word) => word.innerText),
         after: element("verdict").textContent, score: element("score").textContent }), "*");"""
     text = opened(picker.filled(picker.TEMPLATE, found), tmp_path, "#h100-17", script=script, width=width)
     (title,) = re.findall(r"<title>(.*?)</title>", text)
@@ -143,4 +157,6 @@ def test_a_guess_shows_all_times(found: list[dict[str, Any]], tmp_path: Path, wi
     last = 100 * ((pieces - 1) % h100["sms"] + 1) / h100["sms"]
     figures = [one["us"][0], pieces / h100["sms"], last, 2 * one["sizes"][2] * loaded / 1e6]
     assert shown == pytest.approx(figures, rel=0.01)
+    kernels_of = {name.partition(" ")[0] for name in one["names"]}
+    assert kernels_of <= {*seen["words"]} and ("swap_ab" in seen["words"]) == any("swap_ab" in x for x in one["names"])
     assert seen["wide"] <= width and seen["hash"] == "#h100-17"

@@ -9,9 +9,10 @@ Why: a thread with TM x TN results reads TM + TN words from shared memory for TM
 Predicts: a thread with 8 x 8 results reads 16 words for 64 FMAs, 1 for 4. In k04, with 4 x 4 to 4 x 8, it reads 1 for 2
     to 2.7. So shared memory, which bound k04, is read half as much: 1.8 times k04. The pass moves 8 bytes for each
     element of A, 2 % of the time at 4096^3.
-Came out: lower. Triton gives a thread 4 x 16 or 16 x 4 results, 20 words for 64 FMAs, 1 for 3.2. And k04's best tile,
-    64 x 64 on 4 warps, has 4 x 8 already. Without the M-major copy large tiles gain next to nothing: pieces of A take
-    up to 48 registers more, so an SM has room for two programs of 128 x 64 instead of three.
+Came out: lower. The prediction weighed shared memory alone, and is above the units' peak. Triton gives a thread 4 x 16
+    or 16 x 4 results, 20 words for 64 FMAs, 1 for 3.2. And k04's best tile, 64 x 64 on 4 warps, has 4 x 8 already.
+    Without the M-major copy large tiles gain next to nothing: pieces of A take up to 48 registers more, so an SM has
+    room for two programs of 128 x 64 instead of three.
 Requires: fp32; any shape and strides; workspace for a copy of A.
 Tuning: the shape of a thread's 64 results, and the depth of a k-tile. A deeper one has fewer barriers, and takes more
     registers. Only other programs hide the loads, so it matters how many an SM has room for: three or four of 64 x 128

@@ -20,6 +20,7 @@ DURATIONS = (
     f"{roofline.L2_BYTES_PER_CLOCK} bytes, and {LATENCY_CLOCKS} more; a product runs at the units' peak; "
     "a program is alone on its SM."
 )
+ONE_SLOT = "Three stages are drawn: two have one slot."  # of k06
 TIMES = {"load on its way": ORANGE, "tile waits in shared memory": WAITING, "product": GREEN}
 NUMBERS = "clocks; numbers are steps of K"
 
@@ -82,7 +83,7 @@ def _timelines(figsize: tuple[float, float], below: float, **steps: int) -> plt.
         _numbers(axes, [*loads, *products], 0.5, 0.04 * end)
         _numbers(axes, _in_one_row(products), units)
         names = {slot + 0.5: "tile" if rung == "k05" else f"slot {slot}" for slot in range(slots[rung])}
-        share = f"after the first product, units are busy {formats.percent(busy(clocks[rung], count))} of the time"
+        share = f"alone, after its first product, it keeps units busy {formats.percent(busy(clocks[rung], count))}"
         title = f"{rung}, {config.BLOCK_M} x {config.BLOCK_N} x {config.BLOCK_K}: {share}"
         _frame(axes, title, until, {**names, units: "units"}, slots[rung] + 1.1)
     axes.set_xlabel(NUMBERS)
@@ -94,7 +95,9 @@ def _timelines(figsize: tuple[float, float], below: float, **steps: int) -> plt.
 def pipelined() -> Drawing:
     caption = (
         "k05 loads a tile, waits, multiplies, and only then loads the next. "
-        f"k06 asks for a tile {replay.Loop.of('k06').ahead} steps ahead, and it arrives while another is multiplied."
+        f"k06 asks for a tile {replay.Loop.of('k06').ahead} steps ahead, and it arrives while another is multiplied. "
+        "Each is drawn alone on its SM. On a GPU two to four programs share an SM and fill one another's waits, so k06 "
+        f"gains less than the drawing shows. {ONE_SLOT}"
     )
     figure = _timelines((7.4, 3.6), -0.42, k05=3, k06=6)
     return Drawing("Loads and products over time, k05 against k06", caption, figure)
