@@ -30,6 +30,9 @@ def prepare(
 ) -> Precompiled:
     """Compiles what linear layers run on with these numbers of rows into Triton's cache, without launching anything.
 
+    It also builds the C++ extension that launches repeated calls, unless it is there, into the user's own cache folder
+    (docs/use.md), as `triton-gemm build` does. `cache` does not move it, and TRITON_GEMM_NATIVE=0 leaves it out.
+
     A model, or sizes of weights::
 
         triton_gemm.prepare(model, range(1, 513))
@@ -56,6 +59,7 @@ def prepare(
 
     Returns:
         How many kernels there are and how many of them were compiled; `failures` has a sentence for each that was not.
+        `extension` says why there is no C++ extension, or is None.
 
     Raises:
         TypeError: An argument is of another type.
@@ -80,8 +84,7 @@ def prepare(
         selecting=lambda done, total: report(done, total, "selected"),
         invariants=problems,
     )
-    native_build.ahead()  # so that the first process has it; where there is none, calls say so
-    return replace(made, failures=(*left_out, *made.failures))
+    return replace(made, failures=(*left_out, *made.failures), extension=native_build.ahead())
 
 
 def _device(device: object) -> DeviceInfo:

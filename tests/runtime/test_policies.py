@@ -119,6 +119,7 @@ def test_a_wrong_environment_is_warned_of_once(
             policies._of_environment.cache_clear()  # as if threads had read it at once
             policies._invariant_in_environment.cache_clear()
     assert [str(x.message) for x in warned] + raised == [f"TRITON_GEMM_{name} must be {message}"]
+    assert {x.filename for x in warned} <= {__file__}, "not the caller's line"
     assert policies.current_policy() == Policy() and len(planned) == 1
     triton_gemm.set_policy("error")
     assert policies.current_policy() == Policy("error")

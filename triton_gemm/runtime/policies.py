@@ -14,7 +14,6 @@ one class of bits.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, Token
@@ -140,7 +139,7 @@ def _in_environment(variable: str) -> Any:
         return os.environ.get(variable, default)
     if words not in _warned:
         _warned.add(words)  # first: where a filter makes the warning an error, it ends one call alone
-        warnings.warn(words, stacklevel=2)
+        arguments.warn_caller(words)
     return default
 
 
