@@ -64,7 +64,7 @@ def prepare(
     Raises:
         TypeError: An argument is of another type.
         ValueError: There is no layer or no number of rows, a number is not positive, one of several weights is not 2-D,
-            or no GPU has that name.
+            no GPU has that name, or `cache` is empty.
         NotImplementedError: No kernel multiplies the dtype of one of several weights.
         RuntimeError: There is no GPU and none is named, or Triton interprets kernels.
     """
@@ -72,6 +72,8 @@ def prepare(
     if workers is not None:
         arguments.count("workers", workers, 1)
     cache = None if cache is None else os.fspath(cache)
+    if cache == "":
+        raise ValueError("prepare(): cache is empty; leave it out for Triton's own folder")
     left_out: list[str] = []
     problems = problems_of(model_or_weights, rows, dtype, bias, left_out)
     report = progress or (lambda done, total, what: None)

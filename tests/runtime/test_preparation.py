@@ -279,6 +279,7 @@ MODEL = torch.nn.Sequential(torch.nn.Linear(8, 8, dtype=torch.float16))
         ([(8, 8)], 1, {"dtype": "bf16"}, TypeError, "argument 'dtype' must be torch.dtype, not str"),
         (MODEL, 1, {"device": "h300"}, ValueError, "device must be one of a100, .* not 'h300'"),
         (MODEL, 1, {"device": 0}, TypeError, "argument 'device' must be DeviceInfo or None, not int"),
+        (MODEL, 1, {"cache": ""}, ValueError, "cache is empty; leave it out for Triton's own folder"),
         (MODEL, 1, {"workers": 0}, ValueError, "argument 'workers' must be at least 1, not 0"),
         (MODEL, 1, {"progress": lambda done: None}, TypeError, r"is called with \(done, total, what\)"),
     ],
