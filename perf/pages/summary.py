@@ -65,9 +65,9 @@ GLANCE = {
     "prefill": "100 to 1000 rows",
     "mid": "medium sizes",
     "square": "M = N = K",
-    "fp8": "fp8 (a scale for each operand)",
-    "fp8-rows": "fp8 (for rows and columns)",
-    "fp8-blocks": "fp8 (for blocks)",
+    "fp8": "fp8 (scales of operands)",
+    "fp8-rows": "fp8 (scales of rows)",
+    "fp8-blocks": "fp8 (scales of blocks)",
     "fp64": "fp64",
 }
 EVEN = 1.05  # means between 1 / EVEN and EVEN count as even

@@ -41,9 +41,11 @@ Made = tuple[torch.Tensor, Known | None]  # a result, and what later calls like 
 class Product:
     """A torch operator. Arguments are positional, in the order of its schema; trailing defaults may be missing.
 
-    dtypes: of a where it may be computed; auxiliary(*arguments): the tensors after a and b, in the order in which plans
-    take them; stays(device, out, *arguments): why torch computes such a call, or None; compute(out, *arguments): the
-    result, in `out` where that is given.
+    dtypes: of a where it may be computed.
+
+    auxiliary(*arguments): the tensors after a and b, in the order in which plans take them; stays(device, out,
+    *arguments): why torch computes such a call, or None; compute(out, *arguments): the result, in `out` where that is
+    given.
     """
 
     overloads: tuple[str, ...]
