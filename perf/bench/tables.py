@@ -62,7 +62,7 @@ def row(sweep: Sweep, key: str) -> dict[str, Cell]:
     for name in other_providers(sweep):
         to_other = scores.ratio(shape, OURS, name)
         cells[f"to {name}"] = None if to_other is None else f"{to_other:.3f}"
-    for column, name in () if sweep["dtype"] == TRUTH else (("error", OURS), ("cuBLAS's", CUBLAS)):
+    for column, name in () if sweep.get("dtype") == TRUTH else (("error", OURS), ("cuBLAS's", CUBLAS)):
         cells[column] = formats.error((shape["providers"].get(name, {}).get("error") or {}).get("norm"))
     return cells | {"kernel": outcome(shape["providers"].get(OURS, {}))}
 
