@@ -1,8 +1,11 @@
-"""Checks of single arguments of any function. Each raises an error in torch's words for an invalid one."""
+"""Checks of single arguments of any function. Each raises an error in torch's words for an invalid one. And warnings,
+of environment variables, which are arguments of all."""
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from inspect import signature
@@ -115,3 +118,12 @@ def one_of(function: str, name: str, x: object, allowed: Sequence[str], *, or_no
     """Raise ValueError unless x is one of the allowed words."""
     if not ((isinstance(x, str) and x in allowed) or (or_none and x is None)):
         raise ValueError(f"{function}(): {name} must be one of {', '.join(allowed)}{' or None' * or_none}, not {x!r}")
+
+
+def warn_caller(text: str) -> None:
+    """Warns at the line of the program that runs, as a filter by module or line expects: of no file of this package, of
+    torch, or of a `with` statement's."""
+    frame, level, inner = sys._getframe(1), 2, ("triton_gemm", "torch", "contextlib")
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in inner:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

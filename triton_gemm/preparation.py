@@ -30,6 +30,9 @@ def prepare(
 ) -> Precompiled:
     """Compiles what linear layers run on with these numbers of rows into Triton's cache, without launching anything.
 
+    It also builds the C++ extension that launches repeated calls, unless it is there, into the user's own cache folder
+    (docs/use.md), as `triton-gemm build` does. `cache` does not move it, and TRITON_GEMM_NATIVE=0 leaves it out.
+
     A model, or sizes of weights::
 
         triton_gemm.prepare(model, range(1, 513))
@@ -56,11 +59,12 @@ def prepare(
 
     Returns:
         How many kernels there are and how many of them were compiled; `failures` has a sentence for each that was not.
+        `extension` says why there is no C++ extension, or is None.
 
     Raises:
         TypeError: An argument is of another type.
         ValueError: There is no layer or no number of rows, a number is not positive, one of several weights is not 2-D,
-            or no GPU has that name.
+            no GPU has that name, or `cache` is empty.
         NotImplementedError: No kernel multiplies the dtype of one of several weights.
         RuntimeError: There is no GPU and none is named, or Triton interprets kernels.
     """
@@ -68,6 +72,8 @@ def prepare(
     if workers is not None:
         arguments.count("workers", workers, 1)
     cache = None if cache is None else os.fspath(cache)
+    if cache == "":
+        raise ValueError("prepare(): cache is empty; leave it out for Triton's own folder")
     left_out: list[str] = []
     problems = problems_of(model_or_weights, rows, dtype, bias, left_out)
     report = progress or (lambda done, total, what: None)
@@ -80,8 +86,7 @@ def prepare(
         selecting=lambda done, total: report(done, total, "selected"),
         invariants=problems,
     )
-    native_build.ahead()  # so that the first process has it; where there is none, calls say so
-    return replace(made, failures=(*left_out, *made.failures))
+    return replace(made, failures=(*left_out, *made.failures), extension=native_build.ahead())
 
 
 def _device(device: object) -> DeviceInfo:

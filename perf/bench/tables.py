@@ -23,6 +23,7 @@ from triton_gemm.suites import PRECISION, SUITES
 FOLDER = "bench"
 PAGE = "README.md"  # of every suite, in the folder of the sweeps of one GPU and Triton version
 PICTURE = "precision.png"  # there, too
+TRUTH = "fp64"  # torch's product in it is the truth of all errors
 NOTHING = "No sweep is committed yet; `python -m perf.bench all` on a GPU makes them."
 WORST = 8  # losing shapes that are named
 RATIO = (
@@ -61,7 +62,7 @@ def row(sweep: Sweep, key: str) -> dict[str, Cell]:
     for name in other_providers(sweep):
         to_other = scores.ratio(shape, OURS, name)
         cells[f"to {name}"] = None if to_other is None else f"{to_other:.3f}"
-    for column, name in (("error", OURS), ("cuBLAS's", CUBLAS)):
+    for column, name in () if sweep.get("dtype") == TRUTH else (("error", OURS), ("cuBLAS's", CUBLAS)):
         cells[column] = formats.error((shape["providers"].get(name, {}).get("error") or {}).get("norm"))
     return cells | {"kernel": outcome(shape["providers"].get(OURS, {}))}
 
@@ -204,6 +205,8 @@ def suite(sweeps: Sequence[Sweep], name: str) -> str:
     for sweep in own:
         at = environment.place(sweep["environment"])  # the page of all says whether sources have changed since
         parts.append(f"{where(sweep)}; {sweep['dtype']}, {_shapes(sweep)}; {at}.")
+        if sweep["dtype"] == TRUTH:
+            parts.append("There are no errors: torch's fp64 product is the truth that errors are measured against.")
         parts.append(formats.table_of(row(sweep, key) for key in sweep["shapes"]))
         if "copy_tbs" in sweep:
             parts.append(f"A copy reads and writes {formats.number(1000 * sweep['copy_tbs'])} GB/s.")
@@ -257,8 +260,10 @@ def precision(sweeps: Sequence[Sweep]) -> str:
                 "layout": point.layout,
                 "TFLOPS": formats.number(point.tflops),
                 "of cuBLAS's SGEMM": f"{point.tflops / sgemm:.2f}" if sgemm else None,
-                "error, norm": formats.error(point.error.get("norm")),
-                "error, worst element": formats.error(point.error.get("componentwise")),
+                "error, norm": None if point.mode == TRUTH else formats.error(point.error.get("norm")),
+                "error, worst element": None
+                if point.mode == TRUTH
+                else formats.error(point.error.get("componentwise")),
             }
             for point in found
         )

@@ -332,6 +332,16 @@ def is_from_pip(made: Mapping[str, Any]) -> bool:
     return [str(made["torch"]).split(".")[:2], str(made["triton"]).split(".")[:2]] in PAIRS
 
 
+def of_triton(made: Mapping[str, Any]) -> str:
+    """The Triton of an environment, and that it was installed separately if its torch brings another one."""
+    of_torch = str(made["torch"]).split(".")[:2]
+    brought = next((triton for one, triton in PAIRS if one == of_torch), None)
+    text = f"Triton {made['triton']}"
+    if brought is None or is_from_pip(made):
+        return text
+    return f"{text}, installed separately: torch {'.'.join(of_torch)} brings {'.'.join(brought)}"
+
+
 def newest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of the records of each GPU, which have their `environment`, those with its newest Triton, and those of pairs from
     pip, in their order."""

@@ -182,7 +182,7 @@ def _whole_models(results: Results) -> dict[str, dict[str, list[float]]]:
             kind = "training" if "training" in name else "inference"
             ratios = [x["ratio"]["median"] for x in (case, *case.get("variants", {}).values()) if "ratio" in x]
             if ratios and not name.endswith(FIRST_MINUTE):
-                where = f"{environment.short(made['gpu'])}, Triton {made['triton']}"
+                where = f"{environment.short(made['gpu'])}, {environment.of_triton(made)}"
                 found.setdefault(where, {}).setdefault(kind, []).extend(ratios)
     return {where: kinds for where, kinds in found.items() if len(kinds.get("training", [])) >= FEWEST_MODELS}
 
@@ -208,13 +208,14 @@ def _speeds(groups: Sequence[Sequence[Sweep]], suites: Mapping[str, str], folder
     return "\n\n".join(tables) or bench_tables.NOTHING
 
 
-def _maps(results: Results, folder: Path, most: int = 0) -> str:
-    """Where it is faster, a picture for each GPU, or for the last of them."""
+def _maps(results: Results, folder: Path, readme: bool = False) -> str:
+    """Where it is faster, a picture for each GPU and Triton, or for those of README's table."""
     parts = []
-    shown = [(sweep, sweeps) for sweeps in _sweeps_of_gpus(results) if (sweep := speed_map.listed(sweeps))]
-    for sweep, sweeps in shown[-most:]:
+    for sweeps in _first(results) if readme else _sweeps_of_gpus(results):
+        if (sweep := speed_map.listed(sweeps)) is None:
+            continue
         file = link(speed_map.file_of(environment.RESULTS, sweep), folder)
-        words = speed_map.caption(sweep, speed_map.unseen(sweeps), not most)
+        words = speed_map.caption(sweep, speed_map.unseen(sweeps), not readme)
         parts.append(f"![Where it is faster on {sweep['environment']['gpu']}]({file})\n\n{words}")
     return "\n\n".join(parts) or bench_tables.NOTHING
 
@@ -297,7 +298,7 @@ BLOCKS: dict[str, Block] = {
     **{f"sweep-{mode}": _picture_of_main(f"sweep-{mode}.png", "TFLOPS against size") for mode in MODES},
     "gpus": _gpus,
     "maps": _maps,
-    "map": partial(_maps, most=1),
+    "map": partial(_maps, readme=True),
     "bench": _bench,
     "host": lambda results, folder: bench_tables.calls(results.calls),
     "precision-picture": _precision_picture,

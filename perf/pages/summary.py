@@ -59,13 +59,15 @@ BY_LAYOUT = ("int8",)
 # README's first figures, in as few words.
 GLANCE = {
     "odd": "rows that are not 16-byte aligned",
-    "bf16x6": 'fp32 by `precision="bf16x6"`',
+    "bf16x6": 'fp32 by `precision="bf16x6"` (against IEEE SGEMM)',
     "int8 nt": "int8 linear layers",
     "decode": "up to 64 rows",
     "prefill": "100 to 1000 rows",
     "mid": "medium sizes",
     "square": "M = N = K",
-    "fp8": "fp8",
+    "fp8": "fp8 (scales of operands)",
+    "fp8-rows": "fp8 (scales of rows)",
+    "fp8-blocks": "fp8 (scales of blocks)",
     "fp64": "fp64",
 }
 EVEN = 1.05  # means between 1 / EVEN and EVEN count as even
@@ -148,7 +150,8 @@ def glance(
         lines.append(f"- Whole models and `examples/gpt.py`, torch's time over ours ({place}): {each}.")
     for triton, shares in minutes.items():
         each = ", ".join(f"{model} {share:.2f}" for model, share in shares.items())
-        lines.append(f"- Tokens in the first minute of a process, ours over torch's (Triton {triton}): {each}.")
+        alone = "" if any(triton in place for place in models) else ", no other case is measured with it"
+        lines.append(f"- Tokens in the first minute of a process, ours over torch's (Triton {triton}{alone}): {each}.")
     table += "\n\n" + "\n".join(lines)
     return f"One {where(sweeps[0])}:\n\n{table}"
 

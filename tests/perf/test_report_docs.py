@@ -159,18 +159,23 @@ def test_the_first_figures_are_faster_even_or_slower_as_they_are_measured() -> N
     cases["mixtral-8x7b, first minute"] = {"failed": "no memory"}  # type: ignore[dict-item]
     ratios = "inference 1.00, median 1.00, 1.00 at worst; training 1.00, median 1.00, 0.80 at worst"
     models = [{"environment": {**SURROUNDINGS, "triton": triton}, "cases": cases} for triton in ("3.9.0", "3.6.0")]
-    assert block("glance", Results([], sweeps, {"models": models})).splitlines()[5:-1] == [
+    found = block("glance", Results([], sweeps, {"models": models})).splitlines()
+    assert found[5:-1] == [
         "| faster | none | int8 linear layers 2.00, up to 64 rows 1.25 |",
-        "| even, to 5 % | medium sizes 1.00 | fp8 0.95 |",
+        "| even, to 5 % | medium sizes 1.00 | fp8 (scales of operands) 0.95 |",
         "| slower | none | fp64 0.95 |",
         "| the slowest single shape | 0.50 | 0.95 |",
         "",
         *(
-            f"- Whole models and `examples/gpt.py`, torch's time over ours (Made-up GPU, Triton {triton}): {ratios}."
-            for triton in ("3.9.0", "3.6.0")
+            f"- Whole models and `examples/gpt.py`, torch's time over ours (Made-up GPU, {triton}): {ratios}."
+            for triton in ("Triton 3.9.0, installed separately: torch 2.11 brings 3.6", "Triton 3.6.0")
         ),
         "- Tokens in the first minute of a process, ours over torch's (Triton 3.6.0): llama-1b 0.80.",
     ]
+    minutes = {name: case for name, case in cases.items() if name.endswith("first minute")}
+    alone = block("glance", Results([], sweeps, {"models": [models[0], models[1] | {"cases": minutes}]})).splitlines()
+    *_, last = found[:-1]
+    assert alone[-2] == last.replace("3.6.0)", "3.6.0, no other case is measured with it)") and found[-4] == alone[-3]
     assert summary.GLANCE.keys() <= summary.SUITES.keys()
     assert len((pages.ROOT / "README.md").read_text().splitlines()) <= 130
 
@@ -220,6 +225,20 @@ def test_the_map_has_each_ratio_once_for_each_weight_that_models_have(tmp_path: 
     versions = f"torch {SURROUNDINGS['torch']}, Triton 3.6.0, CUDA {SURROUNDINGS['cuda']}"
     each = "GEMMs triton_gemm is faster on 1, torch on"
     assert f"{versions}: of 3 listed {each} 1; of 1 unseen {each} 0. The others are within 2 %" in found
+
+
+def test_readmes_map_is_of_the_versions_of_its_table() -> None:
+    of = re.compile(r"^NVIDIA .*?, CUDA [\d.]+", re.MULTILINE)
+    found = [of.findall(block(name, RESULTS)) for name in ("summary", "map")]
+    assert found[0] == found[1] and len(found[0]) == 1
+
+
+def test_products_in_fp64_show_no_error() -> None:
+    """Since they are the truth of it."""
+    sweeps = [made_up_sweep(name, {"4096x4096x4096 nn": 1.0}, dtype=name) for name in ("fp64", "ieee")]
+    truth, other = (bench_tables.suite(sweeps, name) for name in ("fp64", "ieee"))
+    assert "the truth that errors are measured against" in truth and "| error |" not in truth
+    assert "the truth that errors" not in other and "| error |" in other
 
 
 def test_maps_are_made_again_where_a_figure_changes(monkeypatch: pytest.MonkeyPatch) -> None:

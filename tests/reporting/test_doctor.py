@@ -326,7 +326,7 @@ def test_its_variable(value: str, compiler: fake_cxx.Compiler, tmp_path: Path, m
         assert of_calls() == ("good", "C++ for repeated calls is off: TRITON_GEMM_NATIVE is 0", "")
     elif value == "file":
         status, text, do = of_calls()
-        assert status == "note" and str(file) in text and f"triton-gemm build --into {file.parent}" in do
+        assert status == "broken" and str(file) in text and f"triton-gemm build --into {file.parent}" in do
         monkeypatch.setenv("TRITON_GEMM_NATIVE", str(file.with_name("nope.so")))
         native_file.setting.cache_clear()
         assert of_calls()[2].startswith("set it to the file that `triton-gemm build --into DIR` writes")
@@ -334,6 +334,10 @@ def test_its_variable(value: str, compiler: fake_cxx.Compiler, tmp_path: Path, m
         native_file.setting.cache_clear()
         native_build.build(file.parent)
         assert of_calls() == ("good", f"C++ launches repeated calls, by {file}", "")
+        file.parent.chmod(0o777)
+        status, text, do = of_calls()
+        assert status == "broken" and "others may write to" in text and f"chmod go-w {file.parent}" in text
+        assert do == "or delete the file, if you do not know it, or unset TRITON_GEMM_NATIVE"
     else:
         found = [x for x in doctor.examine().findings if x.about == "calls"]
         assert found[0].status == "broken" and "TRITON_GEMM_NATIVE must be 0, 1 or the absolute path" in found[0].says
@@ -363,6 +367,7 @@ def test_without_a_gpu_the_extension_that_an_image_names_is_judged(
     monkeypatch.setenv("TRITON_GEMM_NATIVE", str(file))
     native_file.setting.cache_clear()
     found = [x for x in doctor.examine().findings if x.about == "calls"]
-    assert [x.status for x in found] == ["good", "note"] and str(file) in found[1].says
+    assert [x.status for x in found] == ["broken"] and str(file) in found[0].says
     native_build.build(file.parent)
-    assert [x.says for x in doctor.examine().findings if x.about == "calls"][1] == f"{file} can be loaded"
+    says = f"{file} can be loaded; C++ for repeated calls is off: there is no NVIDIA GPU"
+    assert of_calls() == ("good", says, "")

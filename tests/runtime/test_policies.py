@@ -119,6 +119,7 @@ def test_a_wrong_environment_is_warned_of_once(
             policies._of_environment.cache_clear()  # as if threads had read it at once
             policies._invariant_in_environment.cache_clear()
     assert [str(x.message) for x in warned] + raised == [f"TRITON_GEMM_{name} must be {message}"]
+    assert {x.filename for x in warned} <= {__file__}, "not the caller's line"
     assert policies.current_policy() == Policy() and len(planned) == 1
     triton_gemm.set_policy("error")
     assert policies.current_policy() == Policy("error")
@@ -376,5 +377,8 @@ def test_a_tuner_is_held_to_the_class(folder: Path) -> None:
     slower = best.algorithm._replace(config=replace(best.config, num_stages=3))
     answers += [another(problem), replace(best, algorithm=slower)]
     assert choose(problem, HOPPER, may_tune=True, invariant=True).config.num_stages == 3
-    with pytest.raises(RuntimeError, match="the tuner's answer for 16 x 576 x 7168"):
+    with pytest.raises(RuntimeError, match="the tuner's answer for 16 x 576 x 7168 in bfloat16 gives"):
+        choose(problem, HOPPER, may_tune=True, invariant=True)
+    policies.set_tuner(lambda *_: None)
+    with pytest.raises(RuntimeError, match=r"the tuner's answer for .* must be a Selection, not NoneType"):
         choose(problem, HOPPER, may_tune=True, invariant=True)

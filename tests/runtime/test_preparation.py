@@ -20,7 +20,7 @@ from tests.support.table_fakes import HOPPER
 from triton_gemm import layers, preparation
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.problem import GemmProblem
-from triton_gemm.runtime import binaries, policies, precompile
+from triton_gemm.runtime import binaries, native_build, policies, precompile
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 
@@ -279,6 +279,7 @@ MODEL = torch.nn.Sequential(torch.nn.Linear(8, 8, dtype=torch.float16))
         ([(8, 8)], 1, {"dtype": "bf16"}, TypeError, "argument 'dtype' must be torch.dtype, not str"),
         (MODEL, 1, {"device": "h300"}, ValueError, "device must be one of a100, .* not 'h300'"),
         (MODEL, 1, {"device": 0}, TypeError, "argument 'device' must be DeviceInfo or None, not int"),
+        (MODEL, 1, {"cache": ""}, ValueError, "cache is empty; leave it out for Triton's own folder"),
         (MODEL, 1, {"workers": 0}, ValueError, "argument 'workers' must be at least 1, not 0"),
         (MODEL, 1, {"progress": lambda done: None}, TypeError, r"is called with \(done, total, what\)"),
     ],
@@ -319,6 +320,13 @@ def test_many_rows_are_few_kernels_and_one_selection_each(
     assert made.failures == () and made.cache == tmp_path and 1 < len(compiled) < 30
     selected = [(done, 200, "selected") for done in (0, *range(201))]
     assert reported == selected + [(done, len(compiled), "compiled") for done in range(len(compiled) + 1)]
+
+
+def test_why_there_is_no_extension_is_told(compiled: Identities, monkeypatch: pytest.MonkeyPatch) -> None:
+    for why in ("there is no C++ compiler", None):
+        monkeypatch.setattr(native_build, "ahead", lambda why=why: why)
+        made = preparation.prepare([(96, 64)], 1, device=HOPPER)
+        assert (made.extension, made.failures) == (why, ())
 
 
 def test_progress_of_what_takes_no_time_is_its_ends(compiled: Identities) -> None:

@@ -181,6 +181,7 @@ KINDS = {
     "info": Kind((0, "sm_71", torch.device("cpu"), NOTHING), (TypeError, ValueError)),
     "path": Kind((1, 1.5, [1], NOTHING), (TypeError,)),
     "kinds": Kind((1, "matmul", ["mm", 2], [["mm"]], [np.ones(2)], NOTHING)),
+    "some kinds": Kind((1, "matmul", ["mm", 2], [["mm"]], [np.ones(2)], NOTHING, (), [], torch.complex64)),
     "callback": Kind((1, "x", [print], NOTHING), (TypeError,)),
     "collection": Kind((1, NOTHING, [1], [(1, 2)], "x", b"x"), (TypeError, ValueError, OSError)),
     "weights": Kind(
@@ -204,7 +205,8 @@ OF_KINDS = {
     "positive": "us default_us",
     "positive or none": "torch_us",
     "text": "measured by",
-    "kinds": "only exclude",
+    "kinds": "exclude",
+    "some kinds": "only",
     "callback": "predicate progress tuner",
     "collection": "shapes configs paths",
     "weights": "model_or_weights",

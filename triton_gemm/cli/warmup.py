@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,16 +100,17 @@ def warmup(
             if kit is None
             else kit_build.extend(kit.expanduser().absolute(), problems, devices, **how)
         )
+    if isinstance(made, Precompiled):
+        made = replace(made, extension=native_build.ahead())
     data = asdict(made) | {"devices": [x.name for x in devices]}
     wanted = f"{output.counted(made.problems, 'GEMM')} on {', '.join(data['devices'])}"
     if isinstance(made, Precompiled):
-        data["extension"] = extension = native_build.ahead()
         lines = [
             f"{output.counted(made.kernels, 'kernel')} for {wanted} in {made.cache}",
             f"{made.compiled} compiled in {made.seconds:.0f} s, {made.kernels - made.compiled} were compiled before",
             f"kits have {output.counted(made.in_kits, 'kernel')} more, which need no compiling",
             f"Triton's driver module: {made.driver_module or 'built'}",
-            f"the extension that launches repeated calls: {extension or 'built'}",
+            f"the extension that launches repeated calls: {made.extension or 'built'}",
         ]
     else:
         lines = [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any
 
 import torch
 
+from .. import arguments
 from ..arithmetic import FLOATING, IEEE, default_arithmetic
 from ..compat import INTERPRETED, overlaps_itself
 from ..hardware.device import INTERPRETER, device_info
@@ -104,10 +104,9 @@ def _slower(a: torch.Tensor, b: torch.Tensor) -> str | None:
 def warn_of_a_guess(device: torch.device) -> None:
     """Says once that nobody has timed products on this GPU."""
     if not INTERPRETED and origin(device_info(device)) == "derived":
-        warnings.warn(
+        arguments.warn_caller(
             f"triton_gemm was not timed on {device_info(device).name}: products under use() may be slower than "
-            "torch's. `triton-gemm calibrate` and `triton-gemm tune` measure it",
-            stacklevel=3,
+            "torch's. `triton-gemm calibrate` and `triton-gemm tune` measure it"
         )
 
 

@@ -41,12 +41,15 @@ Made = tuple[torch.Tensor, Known | None]  # a result, and what later calls like 
 class Product:
     """A torch operator. Arguments are positional, in the order of its schema; trailing defaults may be missing.
 
+    dtypes: of a where it may be computed.
+
     auxiliary(*arguments): the tensors after a and b, in the order in which plans take them; stays(device, out,
     *arguments): why torch computes such a call, or None; compute(out, *arguments): the result, in `out` where that is
     given.
     """
 
     overloads: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
     auxiliary: Callable[..., tuple[torch.Tensor, ...]]
     stays: Callable[..., str | None]
     compute: Callable[..., Made]
@@ -165,9 +168,13 @@ def _reason(error: Exception) -> str:
 
 
 PRODUCTS = {
-    "_int_mm": Product(("_int_mm", "_int_mm.out"), lambda a, b: (), _int_mm_stays, _int_mm),
-    "_scaled_mm": Product(("_scaled_mm", "_scaled_mm.out"), _scaled_auxiliary, _scaled_mm_stays, _scaled_mm),
+    "_int_mm": Product(("_int_mm", "_int_mm.out"), (torch.int8,), lambda a, b: (), _int_mm_stays, _int_mm),
+    "_scaled_mm": Product(("_scaled_mm", "_scaled_mm.out"), SCALED, _scaled_auxiliary, _scaled_mm_stays, _scaled_mm),
     "_grouped_mm": Product(
-        ("_grouped_mm",), lambda a, b, offs=None, *_: () if offs is None else (offs,), _grouped_mm_stays, _grouped_mm
+        ("_grouped_mm",),
+        FLOATING,
+        lambda a, b, offs=None, *_: () if offs is None else (offs,),
+        _grouped_mm_stays,
+        _grouped_mm,
     ),
 }

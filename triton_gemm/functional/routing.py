@@ -50,7 +50,7 @@ _counts: Counter[tuple[str, str]] = Counter()
 @hide_from_dynamo
 def enable(
     *,
-    only: Kind | Collection[Kind] = (),
+    only: Kind | Collection[Kind] | None = None,
     exclude: Kind | Collection[Kind] = (),
     predicate: Wanted | None = None,
     first_calls: FirstCalls = "same bits",
@@ -64,12 +64,12 @@ def enable(
     bits="any" says that torch is faster, but for dtypes in `only` and with a predicate. If rules are nested, the
     innermost counts. A package that calls this again replaces its own rule, as a notebook's cell that is run twice.
 
-    TRITON_GEMM_USE=0 in the environment excludes all operators, whatever the arguments are.
+    With TRITON_GEMM_USE=0 in the environment torch keeps all calls, whatever the arguments are.
 
     Args:
-        only: The name of an operator ("addmm") or a dtype, or several: only these are routed.
+        only: The name of an operator ("addmm") or a dtype, or several: only these are routed. None: all.
         exclude: The same: these are not routed.
-        predicate: predicate(op, a, b) says whether to route a call.
+        predicate: predicate(op, a, b) returns a bool: whether to route a call.
         first_calls: What runs if a call's kernel is not compiled yet. "same bits": a loaded kernel with the same bits,
             and if there is none the call waits for the compiler. "torch": such a kernel, and if there is none torch's,
             with torch's bits. A call always waits while a CUDA graph is captured, and if nothing can be compiled in the
@@ -79,10 +79,11 @@ def enable(
             fastest from then on (docs/tuning.md). None: if TRITON_GEMM_LEARN is 1.
 
     Raises:
-        ValueError: An unknown name, exclude= has all of only=, or first_calls="torch" with TRITON_GEMM_BACKGROUND=0.
+        ValueError: An unknown name; `only` is empty; `only` and `exclude` leave no operator with a dtype that it
+            computes; or first_calls="torch" with TRITON_GEMM_BACKGROUND=0.
         RuntimeError: torch sees no CUDA device and `required`, or there is one that torch cannot use (unless
             TRITON_INTERPRET=1 was set before Python started); or first_calls="torch" under batch invariance, here and
-            at every call.
+            at every call. A call: its predicate raised an error, or returned no bool.
     """
     rule = replace(_rule("enable", only, exclude, predicate, first_calls, required, learn), owner=_caller())
     before = [x for x in list(_rules) if x.owner == rule.owner]
@@ -94,7 +95,7 @@ def enable(
 @hide_from_dynamo
 def _rule(
     function: str,
-    only: Kind | Collection[Kind],
+    only: Kind | Collection[Kind] | None,
     exclude: Kind | Collection[Kind],
     predicate: Wanted | None,
     first_calls: FirstCalls,
@@ -106,24 +107,20 @@ def _rule(
     arguments.flag(function, "learn", learn, or_none=True)
     arguments.callback(function, "predicate", predicate, "op", "a", "b")
     arguments.one_of(function, "first_calls", first_calls, get_args(FirstCalls))
-    kinds = kinds_of(function, "only", only), kinds_of(function, "exclude", exclude)
-    for kind in (str, torch.dtype):
-        named = {x for x in kinds[0] if isinstance(x, kind)}
-        if named and named <= kinds[1]:
-            every = ", ".join(sorted(map(str, named)))
-            raise ValueError(f"{function}(): nothing is routed, as exclude has all of only: {every}")
+    kinds = kinds_of(function, only, exclude)
     if first_calls == "torch":
         _refuse_invariance()
         if not (INTERPRETED or background.enabled()):
             raise ValueError('first_calls="torch" compiles in the background, which TRITON_GEMM_BACKGROUND=0 turns off')
-    if os.environ.get("TRITON_GEMM_USE") == "0":
-        kinds, learn = (kinds[0], frozenset({*ROUTED, *PRODUCTS})), False
+    off = "TRITON_GEMM_USE=0" if os.environ.get("TRITON_GEMM_USE") == "0" else None
+    if off:
+        learn = False
     elif not (INTERPRETED or torch.cuda.device_count()):
         _without_cuda(function, required)
     # What a predicate says may differ from call to call, so that nothing is kept.
-    fast = _made_under((*kinds, first_calls) if predicate is None else None)
+    fast = _made_under((*kinds, first_calls, off) if predicate is None else None)
     learns = policies.learns_in_environment() if learn is None else learn
-    return Rule(*kinds, predicate, first_calls, learns and not INTERPRETED, fast)
+    return Rule(*kinds, predicate, first_calls, learns and not INTERPRETED, fast, off=off)
 
 
 def _without_cuda(function: str, required: bool) -> None:
@@ -198,7 +195,7 @@ def disable() -> None:
 @contextmanager
 def use(
     *,
-    only: Kind | Collection[Kind] = (),
+    only: Kind | Collection[Kind] | None = None,
     exclude: Kind | Collection[Kind] = (),
     predicate: Wanted | None = None,
     first_calls: FirstCalls = "same bits",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from .. import arguments
 
 # Shared memory one block may ask for (bytes), by compute capability.
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
@@ -96,7 +97,7 @@ def treated_as(capability: tuple[int, int]) -> tuple[int, int]:
     if not given:
         return capability
     if (words := wrong_capability(capability)) is not None:
-        warnings.warn(words, stacklevel=2)
+        arguments.warn_caller(words)
         return capability
     major, minor = given.split(".")
     return int(major), int(minor)

@@ -246,28 +246,34 @@ def _native() -> Found:
     if (wrong := native_file.wrong()) is not None:
         yield "broken", wrong, "set it to one of these, or unset it"
     given = native_file.setting() not in ("0", "1")
-    if (why := native_build.why_not()) is not None:
-        yield "good", f"C++ for repeated calls is off: {why}"
-        if not given:
-            return
+    why = native_build.why_not()
     where = native_file.path()
-    if where is None:
+    if why is not None and not given:
+        yield "good", f"C++ for repeated calls is off: {why}"
+    elif where is None:
         yield "note", f"{by_python}: there is no cache folder", "set HOME or XDG_CACHE_HOME, or install platformdirs"
-        return
-    try:
-        os.close(native_file.open_checked(where))
-        yield "good", f"C++ launches repeated calls, by {where}" if why is None else f"{where} can be loaded"
-    except PermissionError as error:
-        yield "note", f"{by_python}: {error}", "or delete the file, if you do not know it"
-    except (OSError, ImportError) as error:
-        if given:
-            do = f"build it with `triton-gemm build --into {where.parent}`"
-            if where.name != f"{native_file.NAME}.so":  # which that writes
-                do = f"set it to the file that `triton-gemm build --into DIR` writes, DIR/{native_file.NAME}.so"
-            do += ", or unset TRITON_GEMM_NATIVE"
-            yield "note", f"{by_python}, as TRITON_GEMM_NATIVE is {where}: {error}", do
-        else:
-            yield _to_be_built(by_python)
+    else:
+        try:
+            os.close(native_file.open_checked(where))
+            off = f"{where} can be loaded; C++ for repeated calls is off: {why}"
+            yield "good", f"C++ launches repeated calls, by {where}" if why is None else off
+        except (OSError, ImportError) as error:
+            if given:
+                yield "broken", f"{by_python}, as TRITON_GEMM_NATIVE is {where}: {error}", _instead(where, error)
+            elif isinstance(error, PermissionError):
+                yield "note", f"{by_python}: {error}", "or delete the file, if you do not know it"
+            else:
+                yield _to_be_built(by_python)
+
+
+def _instead(where: Path, error: Exception) -> str:
+    """What to do about the extension that TRITON_GEMM_NATIVE names."""
+    do = f"build it with `triton-gemm build --into {where.parent}`"
+    if storage.says_what_to_do(error):
+        do = "or delete the file, if you do not know it"
+    elif where.name != f"{native_file.NAME}.so":  # which that writes
+        do = f"set it to the file that `triton-gemm build --into DIR` writes, DIR/{native_file.NAME}.so"
+    return f"{do}, or unset TRITON_GEMM_NATIVE"
 
 
 def _to_be_built(by_python: str) -> tuple[Status, str, str]:

@@ -10,8 +10,9 @@ from typing import Any, Literal, overload
 import torch
 
 from .. import arguments, tables
+from ..compat import INTERPRETED
 from ..functional.routing import first_calls
-from ..hardware.device import DeviceInfo
+from ..hardware.device import INTERPRETER, DeviceInfo
 from ..hardware.device_model import model_of, origin
 from ..hardware.gpus import given_device
 from ..kernels import forms
@@ -37,11 +38,13 @@ def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: bool
     was learned in service, which changes no bit.
 
     Args:
-        device: The GPU, or its name, as "h200"; None: the current one.
+        device: The GPU, or its name, as "h200"; None: the current one. Without a GPU, None is Triton's interpreter, and
+            the part "device" says that there is no GPU.
         parts: Whether to return the hash's parts by name instead, and what was learned.
     """
     arguments.flag("selection_fingerprint", "parts", parts)
     device = given_device("selection_fingerprint", device)
+    no_gpu = "no GPU here, so that of " if device == INTERPRETER and not INTERPRETED else ""
     name, bits, invariant = policies.current_policy()
     found = {
         "policy": (name if name == "model" else f"{name}, bits {bits}") + ", batch-invariant" * invariant,
@@ -49,7 +52,7 @@ def selection_fingerprint(device: DeviceInfo | str | None = None, *, parts: bool
         "tuner": policies.tuner_name() if name == "tune" else "not asked",
         "tables": "not asked" if name == "model" else _tables(device, bits),
         "kits": kits.contents(device.capability),
-        "device": f"{device.name}, {tables.GpuKey.of(device)}",
+        "device": f"{no_gpu}{device.name}, {tables.GpuKey.of(device)}",
         "device model": f"{origin(device)}, {_model(device)}",
         "versions": tables.versions(),
         "sources": _sources(),

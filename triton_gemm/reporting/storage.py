@@ -61,6 +61,7 @@ def machine_code(devices: tuple[DeviceInfo, ...]) -> Found:
                 found.check()
                 stale = sum(not found.is_current(key) for key in found.kernels)
         except (OSError, ValueError, kit.DamagedError) as error:
+            do = f"or unset {kits.VARIABLE}" if file == own and says_what_to_do(error) else do
             yield ("broken" if file == own else "note"), f"{what} is not used: {error}", do
             continue
         used, where = _used(found, devices, package)
@@ -74,6 +75,11 @@ def machine_code(devices: tuple[DeviceInfo, ...]) -> Found:
             yield "good" if used else "note", text
     if own is None and not files:
         yield "good", "there is no kit, and all kernels are compiled"
+
+
+def says_what_to_do(error: Exception) -> bool:
+    """Whether it is `native_file`'s, that others may write to a file or its folder."""
+    return isinstance(error, PermissionError) and error.errno is None
 
 
 def _used(of: kit.Kit, devices: tuple[DeviceInfo, ...], package: list[kit.Kit]) -> tuple[bool, str]:

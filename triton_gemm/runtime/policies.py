@@ -14,7 +14,6 @@ one class of bits.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, Token
@@ -140,7 +139,7 @@ def _in_environment(variable: str) -> Any:
         return os.environ.get(variable, default)
     if words not in _warned:
         _warned.add(words)  # first: where a filter makes the warning an error, it ends one call alone
-        warnings.warn(words, stacklevel=2)
+        arguments.warn_caller(words)
     return default
 
 
@@ -359,7 +358,10 @@ def _tuned(problem: GemmProblem, device: DeviceInfo, wanted: str | None) -> Sele
     if _tuner is None:
         raise RuntimeError(f'no table has {_text(problem)}, the policy is "tune", and there is no tuner: set "cached"')
     with _within(Policy("model", current_policy().bits, wanted is not None)):
-        found = replace(_tuner(problem, device), source="tuner")
+        found = _tuner(problem, device)
+    if not isinstance(found, Selection):  # a TypeError would make Python say that tensors have no @
+        raise RuntimeError(f"the tuner's answer for {_text(problem)} must be a Selection, not {type(found).__name__}")
+    found = replace(found, source="tuner")
     if wanted not in (None, bit_class(problem, found)):
         raise RuntimeError(f"the tuner's answer for {_text(problem)} gives {bit_class(problem, found)}, not {wanted}")
     return found

@@ -47,6 +47,8 @@ class Precompiled:
     # Why Triton's driver module was not built, so that the machine with the GPU needs a C compiler; or None.
     driver_module: str | None = None
     in_kits: int = 0  # how many more kernels kits have, which nothing compiles
+    # Why there is no C++ extension, which `prepare` and `triton-gemm warmup` build too unless it is there; or None.
+    extension: str | None = None
 
 
 def compilables(device: DeviceInfo, problem: GemmProblem, selection: Selection) -> dict[Hashable, Compilable]:
