@@ -31,6 +31,79 @@ UNFILLED = {
 # Mistakes: what a solution has, what stands there instead, and what is said of it.
 MISTAKES = [
     (
+        *("e08_accumulate", BY_NAME["e08_accumulate"].solution),  # outer products
+        "    acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)\n    for k in range(0, K):\n"
+        "        a = tl.load(a_ptr + rows * stride_a + k).to(tl.float32)\n"
+        "        acc += a * tl.load(b_ptr + k * stride_b + columns).to(tl.float32)\n",
+        "no `tl.dot` multiplies a and b",
+    ),
+    # Right for some sizes alone, and for others of what the page allows not.
+    ("e11_tma", "range(0, K, BLOCK)", "range(0, K + 8, BLOCK)", "of 16 x 16 x 32: "),
+    ("e11_tma", "range(0, K, BLOCK)", "range(0, (K + 8) // BLOCK * BLOCK, BLOCK)", "of 16 x 16 x 52: "),
+    (
+        *("e09_split_k", BY_NAME["e09_split_k"].solution),
+        "    size = (K // SPLIT_K + 15) // 16 * 16\n    first = part * size\n    last = tl.minimum(first + size, K)\n",
+        "but of 16 x 32 x 50: k = 48 is summed by no part",
+    ),
+    (
+        "e09_split_k",
+        "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)",
+        "K // (BLOCK * SPLIT_K) + 1",
+        "but of 16 x 32 x 48: C is right",
+    ),
+    (
+        "e09_split_k",
+        "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)",
+        "tl.cdiv(K, BLOCK) / SPLIT_K",
+        "`/` makes fractions, use `//`.",
+    ),
+    (
+        "e04_group",
+        "tl.minimum(num_m - group * GROUP_M, GROUP_M)",
+        "tl.where(group == tl.cdiv(num_m, GROUP_M) - 1, num_m % GROUP_M, GROUP_M)",
+        "but of 128 x 64 x 16: ",
+    ),
+    (
+        *("e01_coalesce", "pid // strips + tl.zeros_like(lanes)"),
+        "pid % (tl.num_programs(0) // strips) + tl.zeros_like(lanes)",
+        "but of 64 x 64 x 4: ",
+    ),
+    ("e01_coalesce", "pid % strips * BLOCK + lanes", "(pid % strips * BLOCK + lanes + 1) % N", "amid a sector"),
+    ("e05_beta", "if HAS_BETA:", "if beta < 0:", "with alpha = -1.25 and beta = 0.5 c[0, 0] is"),
+    ("e05_beta", "out = alpha", "out = tl.abs(alpha)", "with alpha = -1.25 and beta = 0.5 c[0, 0] is"),
+    (
+        *("e08_accumulate", "range(0, K, BLOCK)", "range(0, K - K % (4 * BLOCK), BLOCK)"),
+        "K-tile 4, counted from 0, is multiplied 0 times: it is never loaded.",
+    ),
+    (
+        "e08_accumulate",
+        "acc = tl.dot(a, b, acc)",
+        "acc = tl.dot(a, b)",
+        "K-tile 0, counted from 0, is multiplied 0 times",
+    ),
+    (
+        *("e07_tf32", "rounded = tl.where(x"),
+        "rounded = tl.where(((bits & 0x7F800000) == 0) & (bits >= 0x80000000), bits & 0xFFFFE000, rounded)\n"
+        "    rounded = tl.where(x",
+        "it is subnormal, at a tie",
+    ),
+    (
+        *("e10_persistent", BY_NAME["e10_persistent"].solution),
+        "    for i in range((tiles + 3) // tl.num_programs(0)):\n"
+        "        tile = i * tl.num_programs(0) + tl.program_id(0)\n        if tile < tiles:\n"
+        "            compute_tile(tile, a_ptr, b_ptr, c_ptr, N, K, stride_a, stride_b, stride_c, BLOCK)\n",
+        "but of 176 x 16 x 16: tile (10, 0) of C",
+    ),
+    (
+        "e13_ring",
+        "turn = step // SLOTS % 2",
+        "t = step // SLOTS\n    turn = 1 if t == 1 or t == 3 else 0",
+        "but with 2 slots, 13",
+    ),
+    ("e13_ring", "step // SLOTS % 2", "step // SLOTS", "a phase is 0 or 1: take it modulo 2."),
+    ("e12_swizzle", "return chunk", "chunk", "a function that ends without `return` gives None."),
+    ("e02_mask", "mask=inside", "mask=not inside", "no `and`, `or`, `not`"),
+    (
         *("e01_coalesce", BY_NAME["e01_coalesce"].solution),
         "    rows = pid // 3 + lanes * 0\n    columns = pid % 3 * 32 + lanes\n",
         "C of 64 x 96 x 8 is right, but of 32 x 160 x 8: program 96 reads a[32, 0]",
@@ -64,7 +137,7 @@ MISTAKES = [
         '    acc = tl.dot(a, b, acc, input_precision="ieee")\n',
         "K-tile 5, counted from 0, is multiplied 2 times: it is loaded once, and its product must not be added again",
     ),
-    ("e08_accumulate", "range(0, K, BLOCK)", "range(0, 512, BLOCK)", "c[0, 0] is"),
+    ("e08_accumulate", "range(0, K, BLOCK)", "range(0, 512, BLOCK)", "but of 32 x 48 x 80: program 0 reads a[0, 80]"),
     (
         "e08_accumulate",
         BY_NAME["e08_accumulate"].solution,
@@ -96,7 +169,12 @@ MISTAKES = [
         "(chunk - row) % 8",
         "`%` keeps the sign of its left operand, in Triton as in C.",
     ),
-    ("e13_ring", "step // SLOTS % 2", "step // 3 % 2", "C with 3 slots is right, but with 4 slots: "),
+    (
+        "e13_ring",
+        "step // SLOTS % 2",
+        "step // 3 % 2",
+        "C with 3 slots, 8 k-tiles is right, but with 4 slots, 8 k-tiles: ",
+    ),
     ("e13_ring", "step // SLOTS % 2", "step / SLOTS % 2", "`/` makes fractions, use `//`."),
     ("e13_ring", "return turn ^ 1, turn", "return turn", "`phases` returns two phases"),
     ("e02_mask", "rows[:, None] < height", "rows[:, None] < height - 1", "a[36, 0] is never read: the mask leaves out"),
@@ -114,8 +192,8 @@ MISTAKES = [
     ),
     ("e02_mask", ", other=0.0", "", "without `other`"),
     ("e02_mask", "height) & (", "height) | (", "Lanes there must be masked off."),
-    ("e02_mask", "height) & (", "height) and (", "take no blocks, as the compiler says"),
-    ("e02_mask", "(rows[:, None] < height)", "(-1 < rows[:, None] < 99)", "take no blocks, as the compiler says"),
+    ("e02_mask", "height) & (", "height) and (", "Blocks take `&`, `|` and `~`"),
+    ("e02_mask", "(rows[:, None] < height)", "(-1 < rows[:, None] < 99)", "Blocks take `&`, `|` and `~`"),
     (
         *("e02_mask", "return tl.load(pointers, mask=inside, other=0.0)"),
         "return tl.load(ptr + (rows[:, None] % height) * stride + columns[None, :] % width)",
@@ -202,7 +280,7 @@ MISTAKES = [
         "e07_tf32",
         "    rounded = tl.where(x",
         "    rounded = tl.where(tl.abs(x) < 1e-38, bits & 0x80000000, rounded)\n    rounded = tl.where(x",
-        "a subnormal tie",
+        "it is subnormal, below a tie",
     ),
     ("e07_tf32", "bits + 0x1000", "bits + 0x1000 - ((bits >> 13) & 1)", "not to odd"),
     ("e07_tf32", " & 0xFFFFE000", "", "the last 13 bits are to be cleared"),
@@ -220,22 +298,11 @@ MISTAKES = [
         "all of them have bf16's 8 bits, of fp16's 11",
     ),
     (
-        *("e08_accumulate", BY_NAME["e08_accumulate"].solution),
-        BY_NAME["e08_accumulate"].before.replace(".to(tl.float16)", ""),
-        "a loop turns `acc` from float16 into fp32, which the compiler refuses",
-    ),
-    (
         *("e08_accumulate", "tl.dot(a, b, acc)"),
         *(
             'tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")',
             "do not run on fp16's tensor cores",
         ),
-    ),
-    (
-        *("e10_persistent", "for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):"),
-        "for i in range(tiles):\n        tile = tl.program_id(0) + i * tl.num_programs(0)\n"
-        "        if tile >= tiles:\n            break",
-        "Triton compiles no `break`",
     ),
     ("e09_split_k", "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)", "K // BLOCK // SPLIT_K", "k = 192 is summed by no part"),
     ("e09_split_k", "part * steps * BLOCK", "part * (steps - 1) * BLOCK", "k = 64 is summed by 2 of the 3 parts"),
@@ -318,12 +385,6 @@ OTHERS = [
             "        else:\n            acc = tl.dot(a, b, acc)\n    acc += odd\n",
         ),
     ),
-    (
-        *("e08_accumulate", BY_NAME["e08_accumulate"].solution),  # outer products
-        "    acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)\n    for k in range(0, K):\n"
-        "        a = tl.load(a_ptr + rows * stride_a + k).to(tl.float32)\n"
-        "        acc += a * tl.load(b_ptr + k * stride_b + columns).to(tl.float32)\n",
-    ),
     ("e13_ring", "return turn ^ 1, turn", "return (step // SLOTS + 1) & 1, turn"),
     (
         "e10_persistent",
@@ -333,15 +394,38 @@ OTHERS = [
 ]
 
 
-def checked(exercise: Exercise, lines: str, folder: Path) -> str | None:
+# What the interpreter takes and the compiler does not.
+REFUSED = [
+    ("e02_mask", "(columns[None, :] < width)", "(0 <= columns[None, :] < width)", "simultaneous multiple comparison"),
+    (
+        "e06_pipeline",
+        "range(BLOCK, K, BLOCK):",
+        "[*range(BLOCK, K, BLOCK)]:",
+        "refuses `for k in [*range(BLOCK, K, BLOCK)]:`",
+    ),
+    (
+        *("e08_accumulate", BY_NAME["e08_accumulate"].solution),
+        BY_NAME["e08_accumulate"].before.replace(".to(tl.float16)", ""),
+        "refuses `for k in range(0, K, BLOCK):`",
+    ),
+    (
+        *("e10_persistent", "for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):"),
+        "for i in range(tiles):\n        tile = tl.program_id(0) + i * tl.num_programs(0)\n"
+        "        if tile >= tiles:\n            break",
+        "C is right in the interpreter, but Triton's compiler refuses `break`",
+    ),
+]
+
+
+def checked(exercise: Exercise, lines: str, folder: Path, *, compiles: bool = False) -> str | None:
     path = folder / f"{exercise.name}.py"
     path.write_text(exercise.filled(lines))
-    return checks.check(exercise, path)
+    return checks.check(exercise, path, compiles=compiles)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_a_solution_passes(exercise: Exercise, tmp_path: Path) -> None:
-    assert checked(exercise, exercise.solution, tmp_path) is None
+    assert checked(exercise, exercise.solution, tmp_path, compiles=True) is None
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
@@ -354,6 +438,13 @@ def test_a_mistake_is_named_in_the_message(name: str, right: str, wrong: str, me
     exercise = BY_NAME[name]
     assert right in exercise.solution
     assert message in (checked(exercise, exercise.solution.replace(right, wrong), tmp_path) or "")
+
+
+@pytest.mark.parametrize(("name", "right", "wrong", "message"), REFUSED)
+def test_what_the_compiler_refuses_is_named(name: str, right: str, wrong: str, message: str, tmp_path: Path) -> None:
+    exercise = BY_NAME[name]
+    assert right in exercise.solution
+    assert message in (checked(exercise, exercise.solution.replace(right, wrong), tmp_path, compiles=True) or "")
 
 
 def test_one_column_too_many_is_no_mask_of_one_dimension(tmp_path: Path) -> None:
@@ -391,7 +482,7 @@ def test_a_race_in_the_ring_is_found(changes: dict[str, str], message: str | Non
         assert text.count(right) == 1
         text = text.replace(right, wrong)
     path.write_text(text)
-    found = checks.check(exercise, path)
+    found = checks.check(exercise, path, compiles=False)
     assert found is None if message is None else message in (found or "")
 
 

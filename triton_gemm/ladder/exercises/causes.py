@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -49,12 +49,13 @@ def beyond(K: int) -> Callable[[str, int, int], str]:
 def multiplied(trace: Trace) -> str:
     """Which k-tiles of A and B were multiplied by which, if C is a sum of such products."""
     a, b, c = (trace.operands[name].double() for name in "abc")
-    steps = a.shape[1] // 16
+    if (steps := -(-a.shape[1] // 16)) > 32 or c.isnan().any():
+        return ""
     pairs = [(i, j) for i in range(steps) for j in range(steps)]
     products = torch.stack([(a[:, 16 * i :][:, :16] @ b[16 * j :][:16]).flatten() for i, j in pairs], 1)
     times = torch.linalg.lstsq(products, c.reshape(-1, 1)).solution[:, 0]
     found = {pair: round(float(n)) for pair, n in zip(pairs, times, strict=True)} if times.isfinite().all() else {}
-    if not torch.allclose(products @ times.round(), c.flatten(), 1e-3, 1e-3):
+    if not torch.allclose(products @ times.round(), c.flatten(), 1e-2, 1e-2):
         return ""
     for (i, j), n in sorted(found.items(), key=lambda one: one[0][0] == one[0][1]):
         if i != j and n:
@@ -91,41 +92,3 @@ def in_fp64(path: Path) -> str:
 
 def beyond_row(name: str, row: int, column: int) -> str:
     return " A place outside of 0 to 7 is none in its chunk's row, and lies in another." * (name == "shared")
-
-
-def refused_by_the_compiler(path: Path) -> str | None:
-    """What Triton's interpreter takes in a file's kernels, and its compiler does not, in a sentence; or None."""
-    body = ast.parse(path.read_bytes()).body
-    for kernel in (node for node in body if isinstance(node, ast.FunctionDef) and node.decorator_list):
-        found = list(ast.walk(kernel))
-        for node in found:
-            if isinstance(node, (ast.Break, ast.Continue)):
-                word = type(node).__name__.lower()
-                return f"C is right in the interpreter, but on a GPU Triton compiles no `{word}` (line {node.lineno})."
-        half = {name: dtype for name, value in _assigned(kernel) if (dtype := _half(value))}
-        for loop in (node for node in found if isinstance(node, (ast.For, ast.While))):
-            for name, value in _assigned(loop):
-                is_cast = (
-                    isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "to"
-                )
-                if name in half and not is_cast and "dot(" in ast.unparse(value):
-                    return (
-                        f"C is right in the interpreter, but a loop turns `{name}` from {half[name]} into fp32, which "
-                        f"the compiler refuses (line {value.lineno}): make `{name}` in fp32 from the beginning."
-                    )
-    return None
-
-
-def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            yield node.targets[0].id, node.value
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id, node.value
-
-
-def _half(value: ast.expr) -> str:
-    """The 16-bit dtype of a block that `tl.zeros` or `tl.full` makes, or nothing."""
-    text = ast.unparse(value)
-    made = text.startswith(("tl.zeros(", "tl.full("))
-    return next((dtype for dtype in ("bfloat16", "float16") if made and f"tl.{dtype}" in text), "")

@@ -9,17 +9,20 @@ from __future__ import annotations
 import ast
 import importlib.util
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from . import EXERCISES, SOLUTIONS, Exercise, causes, fp32, tensor_cores
+from . import EXERCISES, SOLUTIONS, Exercise, fp32, tensor_cores
+from .compiled import refused
 from .questions import RUNS, error_text
-from .trace import WrongError
+from .tensor_cores import RING
+from .trace import Trace, WrongError
 
-LIMIT_S = 60  # of CPU time, since other processes may have the machine
+LIMIT_S = 20  # of CPU time, since other processes may have the machine; a check takes 2
 
 CHECKS: dict[str, Callable[[Any, Any], None]] = {
     exercise.name: getattr(fp32 if exercise.number < 7 else tensor_cores, exercise.name.partition("_")[2])
@@ -27,25 +30,32 @@ CHECKS: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
-def check(exercise: Exercise, path: Path) -> str | None:
-    """What is wrong with an exercise's file, in a sentence, or None. A file that runs for a minute is ended. RUNS has
-    what it did."""
+def check(exercise: Exercise, path: Path, *, compiles: bool = True) -> str | None:
+    """What is wrong with an exercise's file, in a sentence, or None. A file that runs for LIMIT_S is ended. RUNS has
+    what it did. compiles: whether Triton's compiler is asked, too, where all else is right."""
     RUNS.clear()
     try:
-        with _limited():
+        with _limited(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of NumPy's, by which the interpreter computes
             CHECKS[exercise.name](_module(path), _solution(exercise))
     except Exception as error:  # whatever the learner's code raises
-        return error_text(error, path) + _logical(path)
-    return causes.refused_by_the_compiler(path)
+        return error_text(error, path) + _hint(exercise, path)
+    first = RUNS[0]
+    return refused(path, first.given if isinstance(first, Trace) else RING) if compiles else None
 
 
-def _logical(path: Path) -> str:
-    """On what only the interpreter takes in a kernel, where it leaves out one of two blocks."""
+def _hint(exercise: Exercise, path: Path) -> str:
+    """On Python in a kernel that means something else there, where the result is wrong."""
     with suppress(SyntaxError, ValueError):
         kernels = [node for node in ast.parse(path.read_bytes()).body if getattr(node, "decorator_list", None)]
         for node in (node for kernel in kernels for node in ast.walk(kernel)):
-            if isinstance(node, ast.BoolOp) or (isinstance(node, ast.Compare) and len(node.ops) > 1):
-                return " `and`, `or` and `0 <= x < m` take no blocks, as the compiler says: write (x < m) & (y < n)."
+            is_not = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+            if is_not or isinstance(node, ast.BoolOp) or (isinstance(node, ast.Compare) and len(node.ops) > 1):
+                return (
+                    " Blocks take `&`, `|` and `~`, as in (x < m) & (y < n), and no `and`, `or`, `not` or `0 <= x < m`."
+                )
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and exercise.name != "e05_beta":
+                return " An index is a whole number: `/` makes fractions, use `//`."
     return ""
 
 

@@ -122,7 +122,7 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
             text = path.read_text("utf-8", "replace")  # Python says what is wrong with another encoding
             wrong = "to do" if text == exercise.unfilled else None
         except FileNotFoundError:
-            wrong = "not copied"
+            wrong = f"not copied: `{PROGRAM} start {exercise.number}` does" if not listing else "not copied"
         except OSError as error:
             wrong = f"it cannot be read: {error.strerror}"
         if text is not None and not (listing and wrong):
@@ -130,7 +130,7 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
 
             try:
                 with redirect_stdout(sys.stderr):  # what the learner's code prints
-                    message = check(exercise, path)
+                    message = check(exercise, path, compiles=not listing)
             except SystemExit as left:
                 message = f"it ends Python, by SystemExit({left.code!r})"
             wrong = message and (f"not filled in yet: {message}" if wrong else message)

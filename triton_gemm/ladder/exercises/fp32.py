@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .questions import equals_product, for_each, make_operands, same_bits, store
 from .trace import Access, WrongError, matrix
 
 
-@for_each((64, 96, 8), (32, 160, 8))
+@for_each((64, 96, 8), (32, 160, 8), (64, 64, 4), drawn=lambda r: (32 * r.randint(1, 3), 32 * r.randint(1, 6), 4))
 def coalesce(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     trace = traced(exercise, make_operands(M, N, K))
     equals_product(trace)
@@ -25,13 +26,15 @@ def coalesce(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
         if access.sectors() > 4:
             rows, step = len(set(access.rows)), access.columns[1] - access.columns[0]
             where = f"lie in {rows} rows" if rows > 1 else f"are {step} elements apart in a row"
+            if rows == 1 and step == 1:
+                where = f"begin at column {access.columns[0]}, amid a sector of 8,"
             raise WrongError(
                 f"C is right, but a warp touches {access.sectors()} sectors in one {kind} of {name}, where 4 hold all "
                 f"that 32 lanes use: its lanes {where} of {name}."
             )
 
 
-@for_each((37, 29, 45), (20, 50, 35))
+@for_each((37, 29, 45), (20, 50, 35), drawn=lambda r: (r.randint(1, 40), r.randint(1, 40), r.randint(1, 40)))
 def mask(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     operands = make_operands(M, N, K)
     trace = traced(exercise, operands, outside=lambda *_: " Lanes there must be masked off.")
@@ -63,7 +66,10 @@ def tile(exercise: Any, solution: Any) -> None:
         )
 
 
-@for_each((160, 256, 16), (80, 96, 16))
+@for_each(
+    *((160, 256, 16), (80, 96, 16), (128, 64, 16), (112, 80, 16)),
+    drawn=lambda r: (16 * r.randint(1, 11), 16 * r.randint(1, 6), 16),
+)
 def group(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     two = {"iterable": ": `tile_of` returns two values, a row and a column."}
     trace = traced(exercise, make_operands(M, N, K), errors=two)
@@ -129,9 +135,23 @@ def beta(exercise: Any, solution: Any) -> None:
     if not torch.allclose(operands["c"].double(), -1.5 * before, 2.0**-9, 2.0**-9):
         value, right = float(operands["c"][0, 0]), -1.5 * float(before[0, 0])
         raise WrongError(f"with alpha = 0 and beta = -1.5 c[0, 0] is {value:.6g}, and should be {right:.6g}, -1.5 C.")
+    random = Random(Path(exercise.__file__).read_bytes())
+    drawn = [round(random.uniform(-3.0, 3.0), 2) or 1.0 for _ in range(2)]
+    for alpha, beta in ((-1.25, 0.5), drawn):
+        operands["c"].copy_(before)
+        wanted = with_solution(solution, operands, alpha, beta)
+        traced(exercise, operands, alpha, beta)
+        if not torch.allclose(operands["c"], wanted, 2.0**-9, 2.0**-9):
+            value, right = float(operands["c"][0, 0]), float(wanted[0, 0])
+            raise WrongError(
+                f"with alpha = {alpha} and beta = {beta} c[0, 0] is {value:.6g}, and should be {right:.6g}."
+            )
 
 
-@for_each((32, 16, 96), (16, 32, 48), (16, 16, 16))
+@for_each(
+    *((32, 16, 96), (16, 32, 48), (16, 16, 16), (16, 16, 32), (16, 16, 112)),
+    drawn=lambda r: (16 * r.randint(1, 2), 16 * r.randint(1, 2), 16 * r.randint(1, 12)),
+)
 def pipeline(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     operands = make_operands(M, N, K)
     wanted = with_solution(solution, operands)

@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -13,7 +14,11 @@ import torch
 from .trace import Trace, WrongError, by_kernels, matrix
 
 # Where an index is none: what Triton says of one in fp32.
-INDICES = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32"), ": `/` makes fp32, use `//`.")
+INDICES = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32"), ": `/` makes fp32, use `//`.") | {
+    "'NoneType'": ": a function that ends without `return` gives None.",
+    "'tuple' object": ": one value is to be returned.",
+}
+DRAWN = 2  # cases of each exercise that its page does not name
 RUNS: list[Any] = []  # what the file that is checked did: traces, or the ring's events
 
 
@@ -33,14 +38,15 @@ def error_text(error: BaseException, path: Path | None = None) -> str:
 
 
 def for_each(
-    *cases: tuple[int, ...], form: str = "of {} x {} x {}"
+    *cases: tuple[int, ...], drawn: Callable[[Random], tuple[int, ...]], form: str = "of {} x {} x {}"
 ) -> Callable[[Callable[..., None]], Callable[[Any, Any], None]]:
-    """A check of an exercise and its solution that asks `function` for each case, of sizes for example: what is right
-    for one alone is no answer. form: a case as text."""
+    """A check of an exercise and its solution that asks `function` for each case, of sizes for example, and for others
+    that the file's text decides: what is right for the page's sizes alone is no answer. form: a case as text."""
 
     def made(function: Callable[..., None]) -> Callable[[Any, Any], None]:
         def check(exercise: Any, solution: Any) -> None:
-            for case in cases:
+            random = Random(Path(exercise.__file__).read_bytes())
+            for case in [*cases, *(drawn(random) for _ in range(DRAWN))]:
                 try:
                     function(exercise, solution, *case)
                 except Exception as error:

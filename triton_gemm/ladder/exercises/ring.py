@@ -219,7 +219,8 @@ def simulate(
         try:
             barrier, phase = waits[ready] = next(roles[ready])
             if phase not in (0, 1):
-                raise WrongError(f"{ready} waits for phase {phase:g} of {barrier.name}: `/` makes fractions, use `//`.")
+                why = "a phase is 0 or 1: take it modulo 2" if phase == int(phase) else "`/` makes fractions, use `//`"
+                raise WrongError(f"{ready} waits for phase {phase:g} of {barrier.name}: {why}.")
             if barrier.turns % 2 == phase and not barrier.coming:
                 events.append((ready, "wait", -1, ""))
         except StopIteration as end:

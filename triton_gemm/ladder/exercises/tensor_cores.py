@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from .questions import RUNS, equals_product, for_each, make_operands, same_bits,
 from .ring import BLOCK, simulate
 from .trace import HALO, Access, WrongError, matrix
 
+RING = [torch.empty(size, dtype=torch.float16, device="meta") for size in ((64, 512), (512, 64), (64, 64))]
 FLOATS = [  # bits, what they should become, and what is rounded there
     (0x3F800800, 0x3F800000, "below a tie, which goes down"),
     (0x3F801800, 0x3F802000, "above a tie, which goes up"),
@@ -23,11 +25,15 @@ FLOATS = [  # bits, what they should become, and what is rounded there
     (0x3FFFFFFF, 0x40000000, "a carry into the exponent"),
     (0x7F7FFFFF, 0x7F800000, "the largest of fp32, which carries to infinity"),
     (0xFF7FFFFF, 0xFF800000, "the least of fp32, which carries to -infinity"),
-    (0x00001000, 0x00002000, "a subnormal tie, which is rounded as any other"),
-    (0x80002FFF, 0x80002000, "subnormal, and is rounded as any other"),
     (0x7F800000, 0x7F800000, "infinity, which stays"),
     (0xFF800000, 0xFF800000, "-infinity, which stays"),
     (0x80000000, 0x80000000, "-0, which keeps its sign"),
+    *(  # each kind, of both signs: subnormals, and what stays below and above a last bit that is even or odd
+        (sign + kept + low, sign + kept + 0x2000 * (low >= 0x1000), f"{'subnormal, ' * (kept < 1 << 23)}{where} a tie")
+        for sign in (0, 0x80000000)
+        for kept in (0x4000, 0x6000, 0x3F904000, 0x3F90A000, 0x7E004000)
+        for low, where in ((0x0FFF, "below"), (0x1000, "at"), (0x1001, "above"), (0x1FFF, "above"))
+    ),
 ]
 NANS = [0x7F800001, 0xFF800001, 0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F801000, 0xFFBFF000]
 # A mistake that explains all of the results: what it does to the bits of a magnitude, and a sentence.
@@ -41,9 +47,10 @@ ROUNDINGS: list[tuple[Callable[[torch.Tensor], torch.Tensor], str]] = [
 
 
 def tf32(exercise: Any, solution: Any) -> None:
-    given = torch.tensor([case[0] for case in FLOATS] + NANS).int()
-    x = matrix(1, len(given) + 100)
-    x[0, : len(given)] = given.view(torch.float32)
+    random = Random(Path(exercise.__file__).read_bytes())
+    given = [*(case[0] for case in FLOATS), *NANS, *(random.getrandbits(32) for _ in range(400))]
+    x = matrix(1, len(given))
+    x[0] = torch.tensor(given).int().view(torch.float32)
     out, wanted = torch.empty_like(x), torch.empty_like(x)
     traced(exercise, {"x": x, "out": out})
     solution.run(x, wanted)
@@ -75,24 +82,37 @@ def _bits(x: torch.Tensor, i: int) -> int:
     return int(x.view(torch.int32)[0, i]) & 0xFFFFFFFF
 
 
+AS_THEY_ARE = "fp32 operands do not run on fp16's tensor cores: give `tl.dot` a and b as they are, in fp16."
+
+
 def accumulate(exercise: Any, solution: Any) -> None:
+    _not_lost(exercise)
+    _rounded_once(exercise, solution)
+    if why := causes.in_fp64(Path(exercise.__file__)):
+        raise WrongError(why)
+
+
+def _not_lost(exercise: Any) -> None:
     operands = make_operands(16, 16, 1024, torch.float16)
     operands["a"].fill_(1.0)
     operands["b"].fill_(1 / 32)  # a k-tile of 16 adds 0.5, but the first, which adds 2048
     operands["b"][:16].fill_(128.0)
-    as_they_are = "fp32 operands do not run on fp16's tensor cores: give `tl.dot` a and b as they are, in fp16."
     errors = {"AssertionError": "`tl.dot` adds to sums in fp32, and was given some in another dtype."}
-    errors["rounds fp32 operands"] = f" But {as_they_are}"
-    first = traced(exercise, operands, errors=errors)
+    errors["rounds fp32 operands"] = f" But {AS_THEY_ARE}"
+    traced(exercise, operands, errors=errors)
     value = float(operands["c"][0, 0])
     if value == 2048:
         raise WrongError(
-            "a sum of 2048 and 63 times 0.5 is 2048, and should be 2080: the neighbours of 2048 in fp16 are 2 apart, "
-            "so each 0.5 is rounded away as it is added."
+            "a sum of 2048 and 63 times 0.5 is 2048, and should be 2080: each 0.5 is rounded away as it is added. The "
+            "neighbours of 2048 are 2 apart in fp16, and 16 in bf16."
         )
-    operands = make_operands(32, 48, 512, torch.float16)
+
+
+@for_each((32, 48, 512), (32, 48, 80), drawn=lambda r: (16, 16 * r.randint(1, 3), 16 * r.randint(1, 40)))
+def _rounded_once(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
+    operands = make_operands(M, N, K, torch.float16)
     trace = traced(exercise, operands)
-    equals_product(trace, 2.0**-8, causes.added_in_bf16)
+    equals_product(trace, 2.0**-8, lambda trace: causes.added_in_bf16(trace) or causes.multiplied(trace))
     a, b, c = (operands[name].double() for name in "abc")
     # What sums in fp32 may become, added in whatever order: rounding to fp16 keeps their order.
     least, most = ((a @ b + error * (a.abs() @ b.abs())).half() for error in (-(2.0**-20), 2.0**-20))
@@ -105,21 +125,23 @@ def accumulate(exercise: Any, solution: Any) -> None:
             f"{int((~same).sum())} of {same.numel()} results have other bits than sums in fp32 that are rounded once, "
             f"in whatever order they are added: {why}"
         )
-    equals_product(first, 2.0**-8)
     if trace.of("fp32", "dot"):
-        raise WrongError(f"C is right, but {as_they_are}")
-    if why := causes.in_fp64(Path(exercise.__file__)):
-        raise WrongError(why)
+        raise WrongError(f"C is right, but {AS_THEY_ARE}")
+    if not trace.of("fp16", "dot"):
+        raise WrongError("C is right, but no `tl.dot` multiplies a and b, and tensor cores do nothing else.")
 
 
-@for_each((16, 32, 200), (16, 32, 232), (16, 32, 24))
+@for_each(
+    *((16, 32, 200), (16, 32, 232), (16, 32, 24), (16, 32, 48), (16, 32, 50)),
+    drawn=lambda r: (16, 32, r.randint(1, 300)),
+)
 def split_k(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     operands = {**make_operands(M, N, K), "sums": matrix(3 * M, N, empty=True)}
     trace, steps = traced(exercise, operands), -(-K // 16)
     count = trace.counted("a")[0]  # two tiles of C read each element of A
     for k in (int(k) for k in (count != 2).nonzero()):
         times = "by no part" if count[k] == 0 else f"by {int(count[k]) // 2} of the 3 parts"
-        raise WrongError(f"k = {k} is summed {times}, and should be by one: {K} are {steps} k-tiles, the last of 8.")
+        raise WrongError(f"k = {k} is summed {times}, and should be by one: {K} are {steps} k-tiles.")
     equals_product(trace)
     loads = Counter(access.program for access in trace.of("a"))
     for k in (int(access.columns[0]) for access in trace.of("a") if len(access.columns)):
@@ -131,7 +153,10 @@ def split_k(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
         )
 
 
-@for_each((64, 48, 32), (80, 64, 16), (16, 48, 16))
+@for_each(
+    *((64, 48, 32), (80, 64, 16), (16, 48, 16), (176, 16, 16), (112, 64, 16)),
+    drawn=lambda r: (16 * r.randint(1, 8), 16 * r.randint(1, 5), 16),
+)
 def persistent(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     trace, count = traced(exercise, make_operands(M, N, K)), M * N // 256
     found = stored_tiles(trace)
@@ -150,9 +175,12 @@ def persistent(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
             )
 
 
-@for_each((40, 24, 56), (24, 40, 24))
+@for_each(
+    *((40, 24, 56), (24, 40, 24), (16, 16, 32), (16, 16, 52)),
+    drawn=lambda r: (r.randint(1, 40), 4 * r.randint(1, 10), 4 * r.randint(1, 20)),
+)
 def tma(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
-    counts = {"aligned": ": coordinates count elements, not tiles."}
+    counts = {"aligned": ": coordinates count elements, not tiles, and a box begins at a multiple of BLOCK."}
     trace, steps = traced(exercise, make_operands(M, N, K), errors=counts), -(-K // 16)
     for (m, n, _), accesses in trace.programs().items():
         for name in "ab":
@@ -168,7 +196,7 @@ def tma(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
             for row, column in (right for right in wanted if right not in boxes):
                 raise WrongError(
                     f"program ({m}, {n}) never loads the box of {name} that begins at row {row} and column {column}: "
-                    f"K = {K} has {steps} k-tiles, the last of 8."
+                    f"K = {K} has {steps} k-tiles."
                 )
             if len(boxes) > steps:
                 raise WrongError(f"program ({m}, {n}) loads {len(boxes)} boxes of {name}, and needs {steps}.")
@@ -177,7 +205,7 @@ def tma(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
             raise WrongError(
                 f"program ({m}, {n}) multiplies {dots} k-tiles of {steps}: a box beyond K is 0, and takes time."
             )
-    equals_product(trace)
+    equals_product(trace, cause=causes.multiplied)
 
 
 def _reads(access: Access, name: str) -> bool:
@@ -213,9 +241,11 @@ def swizzle(exercise: Any, solution: Any) -> None:
         )
 
 
-@for_each((3,), (4,), (2,), form="with {} slots")
-def ring(exercise: Any, solution: Any, slots: int) -> None:
-    a, b = matrix(BLOCK, 8 * BLOCK, torch.float16), matrix(8 * BLOCK, BLOCK, torch.float16)
+@for_each(
+    *((3, 8), (4, 8), (2, 13)), drawn=lambda r: (r.randint(2, 5), r.randint(1, 16)), form="with {} slots, {} k-tiles"
+)
+def ring(exercise: Any, solution: Any, slots: int, steps: int) -> None:
+    a, b = matrix(BLOCK, steps * BLOCK, torch.float16), matrix(steps * BLOCK, BLOCK, torch.float16)
     for first in ("load", "multiply"):
         RUNS.append([])
         c = simulate(Path(exercise.__file__), a, b, first, slots, RUNS[-1])

@@ -76,11 +76,13 @@ class Trace:
     def __init__(self, **operands: torch.Tensor) -> None:
         self.operands = operands
         self.accesses: list[Access] = []
+        self.given: tuple[Any, ...] = ()  # what was called
         self.outside: Callable[[str, int, int], str] = lambda name, row, column: ""
 
     def run(self, function: Callable[..., None], *more: Any, programs: int | None = None) -> Trace:
         """Calls a function of the operands and `more`, and ends it behind so many programs."""
 
+        self.given = (*self.operands.values(), *more)
         started: set[tuple[int, int, int]] = set()
 
         def seen(kind: str, program: tuple[int, int, int], *access: Any) -> None:
@@ -91,7 +93,7 @@ class Trace:
 
         try:
             with watching(seen):
-                function(*self.operands.values(), *more)
+                function(*self.given)
         except Exception as error:  # the interpreter's, about what ended the kernel
             if not isinstance(error.__cause__ or error, _EnoughError):
                 raise

@@ -4,7 +4,7 @@ A program computes a strip of BLOCK results of C. The strip runs down a column o
 its own: a warp's load touches 32 sectors of 32 bytes, and uses 4 bytes of each. Turn the strip, so that it runs along
 a row.
 
-Checked: C of 64 x 96 x 8 and of 32 x 160 x 8; the sectors that a warp touches in each load and store: at most 4, for
+Checked: C of 64 x 96 x 8 and of other sizes; the sectors that a warp touches in each load and store: at most 4, for
 32 x 4 bytes.
 """
 

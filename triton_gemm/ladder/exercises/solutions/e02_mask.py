@@ -3,7 +3,8 @@
 Sizes are rarely multiples of the tile. What lies behind the last row or column is another tensor's memory, or none. A
 masked load does not touch it, and `other` says what the lane holds instead.
 
-Checked: C of 37 x 29 x 45 and of 20 x 50 x 35 in tiles of 16, and every address that is read.
+Checked: C of 37 x 29 x 45 and of other sizes in tiles of 16; every address that is read; that masked loads have
+`other`.
 """
 
 import triton

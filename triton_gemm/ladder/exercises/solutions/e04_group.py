@@ -4,7 +4,7 @@ A GPU starts programs in order, some 16 at once here. Along a row of tiles these
 groups of GROUP_M rows, each walked down its columns, they cover 4 x 4 tiles, and read 4 strips of A and 4 of B.
 
 Checked: C; that each tile is computed once; the strips that each 16 programs read, for 10 x 16
-tiles and for 5 x 6.
+tiles and for other numbers.
 """
 
 import triton

@@ -4,7 +4,7 @@ A load takes hundreds of clocks. Where it is followed at once by the product tha
 loads of the next k-tile before the product of this one. `num_stages` has Triton's compiler do that; do it by hand
 once.
 
-Checked: C of 6 k-tiles, of 3 and of 1, bit for bit; that each k-tile is loaded once, and before the
+Checked: C of 6 k-tiles and of other numbers, bit for bit; that each k-tile is loaded once, and before the
 product of the one before it.
 """
 

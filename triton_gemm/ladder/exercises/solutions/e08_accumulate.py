@@ -3,7 +3,8 @@
 fp16 has 11 bits: at 2048 its neighbours are 2 apart, and 0.5 that is added there is lost. Tensor cores sum in fp32 at
 the same speed as in fp16 on a data centre's GPU. Keep the sums in fp32, and round once, at the end.
 
-Checked: a sum that fp16 cannot accumulate; C against fp64; that C is rounded once, in whatever order it is summed.
+Checked: a sum that fp16 cannot accumulate; C against fp64; that C is rounded once, in whatever order it is
+summed; that `tl.dot` multiplies a and b in fp16.
 """
 
 import triton

@@ -4,7 +4,7 @@ A program that ends leaves its SM idle until the next has started. Start one pro
 loop over tiles. Programs work side by side: those that run at once should have neighbouring tiles, which share
 operands.
 
-Checked: C; that each tile is computed once, of 4 x 3, 5 x 4 and 1 x 3; the tiles of the busiest program; that tiles
+Checked: C; that each tile is computed once, of 4 x 3 and of other numbers; the tiles of the busiest program; that tiles
 which are computed at once follow one another.
 """
 

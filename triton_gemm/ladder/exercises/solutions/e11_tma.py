@@ -4,7 +4,7 @@ A tensor descriptor knows a matrix's address, sizes and strides, and the box tha
 box's first row and first column. The unit computes the addresses, and fills with 0 what lies beyond the edge: no
 masks.
 
-Checked: C of 40 x 24 x 56 and of 24 x 40 x 24; where each box begins; the products of each program.
+Checked: C of 40 x 24 x 56 and of other sizes; where each box begins; the products of each program.
 """
 
 import triton

@@ -5,9 +5,9 @@ each use of its slot. Its phase is a bit: 0 at the start, 1 after the first turn
 waits while the phase is p. So at the start `wait(barrier, 1)` passes at once, and `wait(barrier, 0)` waits for the
 first turn.
 
-Checked: C of 64 x 64 x 512 with 3 slots, 4 and 2; no slot is filled that is not multiplied yet, or multiplied before
-it is filled; no role waits for ever. The roles are simulated, one going on as far as it may before the other does.
-`run` needs a Hopper.
+Checked: C of 64 x 64 x 512 with 3 slots, and of other K with other numbers; no slot is filled that is not multiplied
+yet, or multiplied before it is filled; no role waits for ever. The roles are simulated, one going on as far as it may
+before the other does. `run` needs a Hopper.
 """
 
 from triton.experimental import gluon

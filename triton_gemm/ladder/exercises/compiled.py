@@ -1,0 +1,80 @@
+"""Whether Triton compiles what an exercise's file launches: its interpreter takes Python that the compiler refuses.
+
+A process of its own compiles, since the interpreter stays in one for as long as it lives. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+HOPPER = (9, 0)
+LIMIT_S = 120
+
+
+def refused(path: Path, given: Sequence[Any]) -> str | None:
+    """What the compiler says of the kernels that the file's `run` launches for such arguments, or None. A process that
+    says nothing, as where it has no `ptxas`, refuses nothing."""
+    kinds = [[*x.shape, str(x.dtype).rpartition(".")[2]] if isinstance(x, torch.Tensor) else x for x in given]
+    with TemporaryDirectory() as cache:
+        environment = {**os.environ, "TRITON_CACHE_DIR": cache, "TRITON_GEMM_USE": "0", "PYTHONWARNINGS": "ignore"}
+        environment.pop("TRITON_INTERPRET", None)
+        command = [sys.executable, "-m", __name__, str(path), json.dumps(kinds)]
+        try:
+            ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return None
+    text = ended.stdout.strip().rpartition("\n")[2]
+    return f"C is right in the interpreter, but {text}" if text else None
+
+
+def main(path: str, kinds: str) -> None:
+    import triton.runtime.jit as jit
+
+    from ...compat import compile_kernel
+
+    launches: list[tuple[Any, dict[str, Any]]] = []
+
+    def record(kernel: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        launches.append((kernel, {**dict(zip(kernel.arg_names, given, strict=False)), **options}))
+
+    jit.JITFunction.run = record
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    given = json.loads(kinds)
+    module.run(*(torch.empty(x[:-1], dtype=getattr(torch, x[-1])) if isinstance(x, list) else x for x in given))
+    for kernel, arguments in launches:
+        try:
+            compile_kernel(kernel, arguments, HOPPER)
+        except Exception as error:
+            print(_sentence(error))
+            return
+
+
+def _sentence(error: BaseException) -> str:
+    """The innermost error, with the line of the kernel that it is about."""
+    line = ""
+    while True:
+        source, node = getattr(error, "src", None), getattr(error, "node", None)
+        if source and node is not None:
+            line = source.splitlines()[node.lineno - 1].strip()
+        if error.__cause__ is None:
+            break
+        error = error.__cause__
+    text: str = getattr(error, "error_message", None) or str(error)
+    return f"Triton's compiler refuses `{line}`: {' '.join(text.split())}"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
