@@ -9,8 +9,10 @@ from perf.common import formats
 from perf.ladder import views
 from perf.ladder.counters import LARGE_SIZE, READY, S3_SIZE, SIZE, STALLS, TAUGHT, UNITS, of_s3
 from perf.ladder.record import CountedLaunch, Record
+from perf.measure import roofline
 from perf.measure.environment import Environment
 from perf.measure.operands import MODE_DTYPES
+from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.ladder import LADDER, Rung
 
 Figures = Mapping[str, float]
@@ -22,7 +24,8 @@ NOTE = (
     "sent to the SMs and took from them; those of DRAM were read and written. The least are those of A and B read once "
     "and C written once. Copies of operands are in the bytes, and not in the shares. *Ready* is the share of a warp's "
     "time in which it could issue, and another warp did: where it is large, issue slots are scarce. The FMA pipe also "
-    "multiplies and adds integers, as for addresses: in k01 and k02 these are a large part of its share."
+    "multiplies and adds integers, as for addresses: in k01 and k02 these are a large part of its share. L2's share is "
+    "that of its busiest part, and not of its bytes. Which part is 67 % busy in k01 was not counted."
 )
 ONE_LAUNCH = (
     "The profiler times single launches. The ladder waits until the clock has settled, which power lowers for tensor "
@@ -105,7 +108,38 @@ def sentence(one: Counted) -> str:
     waits = ", ".join(f"{name} ({formats.percent(share)})" for name, share in one.waits()[:MOST_WAITS])
     pipe = " Address arithmetic is in the FMA pipe, too." * (one.rung.configs[0].BLOCK_K is None)
     ready = f"For {100 * one.ready:.0f} % of its time a warp could issue an instruction, but another warp did"
-    return f"{busy} of their peaks.{pipe} {ready}." + f" It waits for {waits}." * bool(waits)
+    return f"{busy} of their peaks, of L2 by its busiest part.{pipe} {ready}." + f" It waits for {waits}." * bool(waits)
+
+
+def beside(one: Counted, tflops: float | None, gpu: DeviceInfo) -> str:
+    """What the shares of a kernel on tensor cores leave out: the copies of operands before it, and its clock, by its
+    FLOP and the share of the clocks in which they are busy; and what both make of the ladder's TFLOPS of the rung."""
+    mode, copies = one.launch.mode, one.total("ns") - one.product["ns"]
+    share, left = one.product["tensor cores"], tflops and one.flop / tflops / 1e3 - copies  # ns
+    text = ""
+    if copies:
+        dram = sum(each["ns"] * each["DRAM"] for each in list(one.launch.kernels.values())[:-1]) / copies
+        text = (
+            f" These are shares of the kernel that multiplies, which took {one.product['ns'] / 1e3:.0f} us. Copies of "
+            f"operands took {copies / 1e3:.0f} us before it, at {dram:.0f} % of DRAM's peak."
+        )
+        text += (
+            f" *Measured* less these: {left / 1e3:.0f} us, {formats.number(one.flop / left / 1e3)} TFLOPS."
+            if left
+            else ""
+        )
+    if share:
+        clocks = 100 * one.flop / roofline.flop_per_clock(gpu, mode) / gpu.num_sms / share
+        text += " Tensor cores' share is of the clocks that pass. In this launch's time it makes them "
+        text += (
+            f"{clocks / one.product['ns']:.2f} GHz, where the units' peak has {roofline.clock(gpu, mode) / 1e3:.2f}."
+        )
+        text += (
+            f" If they are as busy in *Measured*, its clock is {clocks / left:.2f} GHz: power lowers it."
+            if left
+            else ""
+        )
+    return text
 
 
 def table(record: Record) -> str:

@@ -55,7 +55,7 @@ READY = "its turn to issue"
 STALLS = {
     name: f"smsp__average_warps_issue_stalled_{stall}_per_issue_active.ratio"
     for name, stall in {
-        "global memory or L2": "long_scoreboard",
+        "L1 or the memory behind it": "long_scoreboard",
         "shared memory": "short_scoreboard",
         "the queue of shared-memory instructions": "mio_throttle",
         "the queue of global loads": "lg_throttle",

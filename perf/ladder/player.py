@@ -15,6 +15,7 @@ from triton_gemm.ladder.exercises.player import COUNTED, Scene, page, rectangles
 PAGE = EXPLORER.with_name("player.html")
 WORD = 4  # bytes
 TOGETHER = 33  # programs of a wave in a step
+LOAD = "moved"  # on a clock: of the colour that loads have in the drawings
 PLAYED = ("k01", "k02", "k03", "k04", "k05", "k06", "k08", "k09", "k11")
 
 
@@ -38,7 +39,8 @@ def warp(rung: str, operand: str) -> Scene:
         used = ("m", "load", row, first % LINE // WORD, 1, access.width // WORD)
         steps.append({"says": text, "cells": [*fresh, used]})
     steps[-1]["says"] += f" Of {len(moved) * SECTOR} bytes the load uses {access.used}."
-    return scene(rung, f"{title(rung)}: one load of {operand.upper()} by a warp", grids=[grid], steps=steps)
+    what, note = f"{title(rung)}: one load of {operand.upper()} by a warp", "What stays grey was not moved."
+    return scene(rung, what, grids=[grid], steps=steps, note=note)
 
 
 def wave(rung: str) -> Scene:
@@ -75,9 +77,9 @@ def clock(rung: str, bars: Sequence[replay.Bar], slots: int, waits: Sequence[Any
         if bar.what == "store":
             found.append([slots + 1, "store", bar.start, bar.end, "", False])
         elif bar.step in products:
-            kind = {"copy": "load"}.get(bar.what, bar.what)
+            kind = {"copy": LOAD}.get(bar.what, bar.what)
             found.append([bar.slot, kind, bar.start, bar.end, bar.step, False])
-            if kind == "load" and products[bar.step].start > bar.end:
+            if kind == LOAD and products[bar.step].start > bar.end:
                 found.append([bar.slot, "kept", bar.end, products[bar.step].start, "", False])
             elif kind == "product":
                 found.append([slots, kind, bar.start, bar.end, bar.step, True])
@@ -85,8 +87,9 @@ def clock(rung: str, bars: Sequence[replay.Bar], slots: int, waits: Sequence[Any
         f"{title(rung)}: loads and products over time",
         f"Numbers are steps of K. {times.DURATIONS}" + f" {times.ONE_SLOT}" * (rung == "k06"),
     )
-    key = {"load": "load on its way", "store": "store of C"}
-    return scene(rung, what, key, lanes=lanes, bars=found, counted=COUNTED, note=note)
+    key = {LOAD: "load on its way", "store": "store of C"}
+    counted = {LOAD if kind == "load" else kind: name for kind, name in COUNTED.items()}
+    return scene(rung, what, key, lanes=lanes, bars=found, counted=counted, note=note)
 
 
 def scenes() -> Iterator[Scene]:

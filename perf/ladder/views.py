@@ -74,6 +74,16 @@ def lines(record: Record, mode: str) -> list[str]:
     return [name for name in [*rungs, *twins, CUBLAS] if name in timed]
 
 
+def share(problem: ProblemResult, provider: str) -> float | None:
+    """Of cuBLAS, by the TFLOPS that are shown: one number for a bar and for the text next to it.
+
+    The median of the ratios round by round, `ratio` in the record, can differ: what takes several times as long
+    as cuBLAS is timed apart (`timer.SLOW`), and then the GPU is cooler and cuBLAS faster.
+    """
+    tflops, cublas = problem.tflops(provider), problem.tflops(CUBLAS)
+    return tflops / cublas if tflops and cublas else None
+
+
 @dataclass(frozen=True)
 class Step:
     """A rung on the ladder: it, its fastest twin and cuBLAS on one problem."""
@@ -104,13 +114,7 @@ class Step:
         return self.tflops / self.twin_tflops if self.tflops and self.twin_tflops else None
 
     def share(self, provider: str) -> float | None:
-        """Of cuBLAS, by the TFLOPS that are shown: one number for a bar and for the text next to it.
-
-        The median of the ratios round by round, `ratio` in the record, can differ: what takes several times as long
-        as cuBLAS is timed apart (`timer.SLOW`), and then the GPU is cooler and cuBLAS faster.
-        """
-        tflops, cublas = self.problem.tflops(provider), self.cublas_tflops
-        return tflops / cublas if tflops and cublas else None
+        return share(self.problem, provider)
 
 
 def ladder_size(record: Record) -> int | None:
@@ -196,7 +200,7 @@ def experiment(record: Record, source: published.Experiment) -> list[ExperimentR
                 time_ms=own_ms,
                 gflops=problem.flop / own_ms / 1e6 if own_ms else None,
                 speedup=naive_ms / own_ms if naive_ms and own_ms else None,
-                cublas_share=timed.ratio.median if timed and timed.ratio else None,
+                cublas_share=share(measured, provider) if measured else None,
                 published_speedup=source.published_speedup(kernel),
                 published_share=source.published_share(kernel),
             )

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from perf.common import formats
 from perf.common.files import link
-from perf.ladder import autotuner, counted, views
-from perf.ladder.clock_model import PERSISTENT
+from perf.ladder import autotuner, clock_model, counted, views
 from perf.ladder.drawings import pictures
 from perf.ladder.findings import SMALL
 from perf.ladder.player import PLAYED
-from perf.ladder.record import Record
+from perf.ladder.record import Record, Result
 from perf.measure import environment
 from perf.pages import exercises, limits, rung_diff
 from perf.pages.results import Results
@@ -120,7 +119,7 @@ def _measured(rung: Rung, record: Record) -> Iterator[str]:
     step = next((step for step in views.ladder(record) if step.rung == rung), None)
     if step is None:
         return
-    on = f"on {environment.short(views.gpu(record))}:"
+    on = f"on {_where(record, record.environment)}:"
     if step.tflops is None:
         yield f"{on} {step.own.failed or step.own.absent}"
         return
@@ -142,13 +141,15 @@ def _measured(rung: Rung, record: Record) -> Iterator[str]:
         of += [f"{formats.percent(wanted * share / step.tflops)} of cuBLAS"] if share else []
         of += [f"above the units' peak of {formats.number(peak)} TFLOPS"] if peak and wanted > peak else []
         text += f" ({', '.join(of)})"
-    text += "." + (f" Configuration: {_in_words(step.own.config)}." if step.own.config else "")
+    config = step.own.config
+    text += "." + (f" Configuration: {_in_words(config)}{_at_once(step.own, record)}." if config else "")
     before = LADDER[max(0, LADDER.index(rung) - 1)]
-    small = views.squares(record, step.problem.mode).get(SMALL) if rung.id in PERSISTENT else None
+    small = views.squares(record, step.problem.mode).get(SMALL) if rung.id in clock_model.PERSISTENT else None
     speeds = [small.tflops(one.name) or 0.0 for one in (before, rung)] if small else []
-    if all(speeds) and speeds:
+    if small and all(speeds):
         times = f"{speeds[1] / speeds[0]:.2f} times {before.id}"
-        text += f" At {SMALL} x {SMALL} x {SMALL} it reaches {formats.number(speeds[1])} TFLOPS, {times}."
+        text += f" At {SMALL} x {SMALL} x {SMALL} it reaches {formats.number(speeds[1])} TFLOPS, {times}"
+        text += f", with {_in_words(small.providers[rung.name].config or '')}."
     yield text
 
 
@@ -163,7 +164,27 @@ def _counted(rung: Rung, record: Record) -> Iterator[str]:
     """What Nsight Compute counted of a rung on one GPU, in words."""
     for one in counted.counted(record):
         if one.rung == rung:
-            yield f"**Counted** on {environment.short(views.gpu(record))}: {counted.sentence(one)}"
+            where = _where(record, one.launch.made or record.environment)
+            speed = f"in one launch at {formats.number(one.tflops)} TFLOPS"
+            text = f"**Counted** on {where}, {speed}: {counted.sentence(one)}"
+            tflops = next((step.tflops for step in views.ladder(record) if step.rung == rung), None)
+            with suppress(ValueError):
+                text += counted.beside(one, tflops, named_device(views.gpu(record))) * (rung.precision != "ieee")
+            yield text
+
+
+def _where(record: Record, made: environment.Environment) -> str:
+    return f"{environment.short(views.gpu(record))}, Triton {made['triton']}"
+
+
+def _at_once(own: Result, record: Record) -> str:
+    """A thread's registers, and how many programs an SM has room for."""
+    warps = re.search(r"(\d+) warps", own.config or "")
+    if not (own.registers and warps) or own.shared is None:
+        return ""
+    major, minor = record.environment["capability"]
+    programs = clock_model.blocks_per_sm(own.registers, own.shared, int(warps[1]), (major, minor))
+    return f"; {own.registers} registers a thread, room for {programs} program{'s' * (programs != 1)} on an SM"
 
 
 def _in_words(config: str) -> str:

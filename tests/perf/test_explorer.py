@@ -292,7 +292,7 @@ def test_a_guess_is_graded_by_what_was_measured(found: explorer.Explored, tmp_pa
     guess, stages, depth = json.loads(re.findall(r"<title>(.*?)</title>", text)[0])
     said = r"You said 64: 3,270 us modelled, 2,960 measured. Best by the model: 128, 2,390 us. "
     assert guess == f"{said}Best of the 2 measured: 128, 2,920 us."
-    assert stages == "Which is fastest? Measured: 3, 4. The model gives all the same time."
+    assert stages == "Which is fastest? Those timed: 3, 4. The model gives all the same time."
     assert depth == "Which is fastest by the model?"
 
 

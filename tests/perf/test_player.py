@@ -57,7 +57,7 @@ def test_bars_are_those_of_the_clock(scenes: dict[str, Any], rung: str) -> None:
     clocks = {"k09": lambda: replay.tile_after_tile("k09", 3, 8), "k11": lambda: replay.ring().clock}
     clock = clocks.get(rung, lambda: replay.pipelined(rung, {"k06": 8, "k08": 10}.get(rung, 0)))()
     scene = scenes[rung]
-    for what, kind in (("product", "product"), ("copy", "load"), ("store", "store")):
+    for what, kind in (("product", "product"), ("copy", player.LOAD), ("store", "store")):
         played = [(bar[2], bar[3]) for bar in scene["bars"] if bar[1] == kind and not bar[5]]
         drawn = [(bar.start, bar.end) for bar in clock.of_kind(what)]
         assert sorted(played) == sorted(drawn)

@@ -3,8 +3,8 @@
 Changes: nothing: it is the first. One program computes a strip of C: BLOCK_M rows of one column.
 Why: a warp's 32 lanes have 32 rows of A, which lie K elements apart. So every load of A touches 32 sectors of 32 bytes,
     to use 4 bytes of each. All lanes need the same element of B, which is broadcast to them. The L1 cache gives the
-    rest of each sector to the next seven steps, if it is still there. Sectors are what L2
-    sends. L1 itself takes a wavefront for each word in the same bank: 32, as K is a multiple of 32 here. Those decide.
+    rest of each sector to the next seven steps, if it is still there. Sectors are what L2 sends. L1 itself takes a
+    wavefront for each word in the same bank: 32, as K is a multiple of 32 here.
 Predicts: a step of K takes a warp 33 wavefronts: 32 to load A, and one for B's element. An SM's L1 does one a clock:
     132 SMs x 1.7 GHz x 32 FMA / 33 wavefronts = 0.22 T FMA/s = 0.4 TFLOPS, under 1 % of cuBLAS.
 Came out: higher. A thread has two rows, so one load of B serves two FMAs: 65 wavefronts for a

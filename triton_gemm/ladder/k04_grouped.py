@@ -12,7 +12,8 @@ Predicts: a GPU that has room for W programs computes W tiles at once, a *wave*.
     binds: a factor of 1.0 here, more where L2 is short.
 Requires: fp32; any shape and strides.
 Tuning: k03's tiles, and GROUP_M, the number of rows of tiles in a group. Concurrent programs then cover a block of C
-    that is closer to a square, so more of their reads hit L2. It changes no instruction of the main loop.
+    that is closer to a square, so more of their reads hit L2. Groups of more than 8 rows, squarer at 16384^3, are not
+    on the list. It changes no instruction of the main loop.
 Bound by: shared-memory bandwidth and latency, as k03.
 Next: k05 gives each thread more results, which lowers the shared-memory reads per FMA.
 """

@@ -1,18 +1,19 @@
 """Pipelined: the loads of the next k-tiles overlap the FMAs of this one.
 
 Changes: against k05, num_stages goes from 1 to between 2 and 4. Triton turns the loop's loads into `cp.async` copies
-    into a ring of tiles in shared memory, and starts them num_stages - 1 iterations ahead. In CUDA C++ three stages are
-    double buffering.
-Why: a load from L2 takes some 300 clocks, from memory 600 to 800. For k05's k-tile of 64 x 128 x 32 each thread of
-    four warps does 2048 FMAs. A scheduler issues them for its one warp, in as many clocks. If loads overlap with
-    these, they cost only their issue slots. `cp.async` also saves the registers and the store to shared memory that
-    other loads need.
+    into a ring of tiles in shared memory, and starts them num_stages - 1 iterations ahead. The ring has as many slots:
+    two for three stages, which CUDA C++ calls double buffering.
+Why: a load from L2 takes some 300 clocks, from memory 600 to 800. For k05's k-tile of 64 x 128 x 32 each thread of four
+    warps does 2048 FMAs. If the program is alone on its SM, each scheduler has one of its warps, and issues these in
+    2048 clocks. Loads that run meanwhile cost issue slots, and no waiting. `cp.async` also saves the registers and the
+    store to shared memory that other loads need.
 Predicts: k05 waits for one latency and two barriers in each k-tile, about 500 of 2500 clocks: 1.2 times k05, near 0.85
     of cuBLAS.
-Came out: lower over k05, as two to four programs on an SM had hidden part of that latency before; higher of cuBLAS.
-    The 500 clocks count a program alone on its SM, with a latency between L2's and memory's. The drawing waits 984: 600
-    for memory, and 384 for a transfer of 24 KiB. The two parts do not fit each other: 0.85 of cuBLAS is 1.2 times a k05
-    of 0.71, and k05 is faster than that. 0.85 is also the target of the report.
+Came out: lower over k05, as two to four programs on an SM had hidden part of that latency before; higher of cuBLAS. By
+    themselves 500 of 2500 clocks would be 1.25 times. They count a program alone on its SM, with a latency between L2's
+    and memory's. The drawing waits 984: 600 for memory, and 384 for a transfer of 24 KiB. The two parts do not fit each
+    other: 0.85 of cuBLAS is 1.2 times a k05 of 0.71, and k05 is faster than that. 0.85 is also the target of the
+    report.
 Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides; workspace for copies of A, and of a B that is not
     row-major, whose elements would be loaded one by one.
 Tuning: num_stages: each is one more k-tile in shared memory, and one more load under way. Triton keeps num_stages - 1

@@ -15,8 +15,9 @@ Requires: fp32, sm_80 or newer; any shape and strides; workspace for a rounded c
 Tuning: the tile, first of all: for each FLOP 128 x 256 reads a quarter less from L2 than 128 x 128, and half as
     much as 64 x 128. Its sums are half the registers of 8 warps, so that one program runs on an SM, and stages hide
     latency instead of other programs. Small tiles win where large ones leave SMs without work.
-Bound by: the pass's memory traffic; the product alone is nearly as fast as cuBLAS's. Shared memory is not the limit:
-    at the units' rate `wgmma` asks 80 of the 128 bytes that it gives in a clock, in TF32 as in fp16.
+Bound by: tensor cores most of the time, and by memory traffic while the pass runs. In one launch the product alone is
+    nearly as fast as cuBLAS in *Measured*, at a higher clock than there. Shared memory is not the limit: at the units'
+    rate `wgmma` asks 80 of the 128 bytes that it gives in a clock, in TF32 as in fp16.
 Next: k08 halves the operands' bytes.
 
 Port of the published kernel S2.5: "The published experiments" in docs/ladder.md.

@@ -7,7 +7,8 @@ Predicts: twice the rate of k07's product, and no pass: 2.5 times k07, 0.9 of cu
     reach: at 700 W the clock falls. cuBLAS is expected to hold 0.75 of that rate.
 Came out: cuBLAS holds less of the units' rate than expected. The parts of the prediction do not fit each other: 0.75 of
     989 is 742 TFLOPS, and twice k07's product in 0.37 ms is as much. So 2.5 times k07's 299 is all of cuBLAS, and 0.9
-    of it is 2.2 times.
+    of it is 2.2 times. On the H200 the factor is smaller: k07, whose pass is bound by memory, is faster there, and k08
+    slower.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only where sizes and strides are multiples of 16
     elements. Triton knows no finer multiple. If K (for a row-major A) or N (for a row-major B) is not such a multiple,
     that operand's elements are loaded one by one, 2 bytes each, through registers. Rows of a multiple of 8 are loaded

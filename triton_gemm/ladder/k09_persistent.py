@@ -8,6 +8,8 @@ Why: a program's prologue (the first k-tiles' latency) and epilogue (the store) 
 Predicts: at 4096^3 a tile of 64 k-tiles takes some 50 us: 2 x 128 x 256 x 4096 FLOP at an SM's share of 700 TFLOPS.
     About 2 us are prologue and epilogue: 1.04 times k08 if they are hidden. The number of waves stays: 512 tiles on 132
     SMs are 3.88.
+Came out: half the gain at 4096^3. What is left of a tile's ends was not measured. At 1024^3 tiles of 64 x 128 are 128,
+    one for an SM: no next tile is there to load early.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only in multiples of 16 elements, as k08.
 Tuning: k08's tiles. C now passes through shared memory next to the ring: half a tile of 128 x 256 at a time in 16 bits,
     and all of it in fp32. Room is kept for whole tiles, so 128 x 256 x 64 has three stages at most. GROUP_M orders the

@@ -14,9 +14,10 @@ Predicts: loads hide the epilogue's stores, and no issue slots are lost between 
 Came out: lower. The counters say that k10's tensor cores are as busy already, so what k11 takes away did not bind k10:
     the issue slots and the stores. At 1024^3 it gives more than predicted.
 Requires: fp16 or bf16, sm_90 (`wgmma`); operands as k10.
-Tuning: the depth of the ring against the tile. Three slots of 128 x 256 fill shared memory. Smaller tiles have more:
-    five of 128 x 128 and six of 64 x 128, where six and eight would fit. The load partition runs that far ahead.
-    num_warps counts the mma partition's warps, each of which needs 16 rows of the tile.
+Tuning: the depth of the ring against the tile. Three slots of 128 x 256 and a tile of C fill shared memory. (`matmul`'s
+    kernel stores C in pieces of 64 columns, and has room for four.) Smaller tiles have more: five of 128 x 128 and six
+    of 64 x 128, where six and eight would fit. The load partition runs that far ahead. num_warps counts the mma
+    partition's warps, each of which needs 16 rows of the tile.
 Bound by: power, as cuBLAS is, and the last wave. Traffic from L2 does not bind. If it did, tiles of 64 x 128 would be
     half as fast, as they read twice as much for each FLOP. They are faster than that.
 Next: beyond the ladder: a tile chosen by shape, split-K where the last wave is not full, larger tiles.

@@ -20,7 +20,7 @@ DURATIONS = (
     f"{roofline.L2_BYTES_PER_CLOCK} bytes, and {LATENCY_CLOCKS} more; a product runs at the units' peak; "
     "a program is alone on its SM."
 )
-ONE_SLOT = "Three stages are drawn: two have one slot."  # of k06
+ONE_SLOT = "Three stages are drawn, which have two slots; two stages have one."  # of k06
 TIMES = {"load on its way": ORANGE, "tile waits in shared memory": WAITING, "product": GREEN}
 NUMBERS = "clocks; numbers are steps of K"
 
@@ -168,7 +168,7 @@ def warp_specialised() -> Drawing:
     entries = {**TIMES, "role waits for a barrier": BUSY_WAIT, "store of C": PINK}
     key(axes, entries, -0.18, *axes.get_lines(), ncols=3, handlelength=2, columnspacing=2)
     note(axes, f"The simulator's trace of k11. {DURATIONS}", below=94, width=98)
-    ahead = sum(bar.start < stores[0].start for bar in loads) - sum(b.end <= stores[0].start for b in products)
+    ahead = sum(bar.start <= stores[0].start for bar in loads) - sum(b.end <= stores[0].start for b in products)
     caption = (
         "The load warp fills a slot when its barrier “empty” has turned, the mma warps multiply it when “full” has. As "
         f"the first tile of C is stored, {ahead} k-tiles of the next are there or on their way."
