@@ -201,7 +201,7 @@ def summary(tuning: Tuning) -> str:
         for timed in tuning.one_choice_off(choice)
     ]
     if shares:
-        text += f" Shares of its speed where one of these is changed, a tile as a whole: {', '.join(shares)}."
+        text += f" Shares of its speed where one of these alone is changed, a tile as a whole: {', '.join(shares)}."
     if tuning.modelled is not None:
         if tuning.modelled == tuning.fastest:
             text += " The model chose the same configuration."

@@ -20,12 +20,13 @@ WORTH_SAYING = 0.05  # of the cycles between a warp's instructions
 MOST_WAITS = 3
 PICTURE = "roofline-counted.png"
 NOTE = (
-    "Shares of each unit's peak rate while the kernel that multiplies runs, with cold caches. L2's bytes are what it "
-    "sent to the SMs and took from them; those of DRAM were read and written. The least are those of A and B read once "
+    "Shares of each unit's peak rate at the launch's own clock, while the kernel that multiplies runs, with cold "
+    "caches. L2's bytes are what it sent to the SMs and took from them; those of DRAM were read and written. The least "
+    "are those of A and B read once "
     "and C written once. Copies of operands are in the bytes, and not in the shares. *Ready* is the share of a warp's "
     "time in which it could issue, and another warp did: where it is large, issue slots are scarce. The FMA pipe also "
     "multiplies and adds integers, as for addresses: in k01 and k02 these are a large part of its share. L2's share is "
-    "that of its busiest part, and not of its bytes. Which part is 67 % busy in k01 was not counted."
+    "that of its busiest part, and not of its bytes. Which part is so busy in k01 was not counted."
 )
 ONE_LAUNCH = (
     "The profiler times single launches. The ladder waits until the clock has settled, which power lowers for tensor "
@@ -130,15 +131,12 @@ def beside(one: Counted, tflops: float | None, gpu: DeviceInfo) -> str:
         )
     if share:
         clocks = 100 * one.flop / roofline.flop_per_clock(gpu, mode) / gpu.num_sms / share
-        text += " Tensor cores' share is of the clocks that pass. In this launch's time it makes them "
         text += (
-            f"{clocks / one.product['ns']:.2f} GHz, where the units' peak has {roofline.clock(gpu, mode) / 1e3:.2f}."
+            f" Tensor cores' share is of the clocks that pass: {clocks / one.product['ns']:.2f} GHz by this launch's "
         )
-        text += (
-            f" If they are as busy in *Measured*, its clock is {clocks / left:.2f} GHz: power lowers it."
-            if left
-            else ""
-        )
+        text += f"FLOP and time, where the units' peak has {roofline.clock(gpu, mode) / 1e3:.2f}."
+        if left:
+            text += f" If they are as busy in *Measured*, its clock is {clocks / left:.2f} GHz: power lowers it."
     return text
 
 
