@@ -391,7 +391,6 @@ OTHERS = [
 
 # What the interpreter takes and the compiler does not.
 REFUSED = [
-    ("e02_mask", "(columns[None, :] < width)", "(0 <= columns[None, :] < width)", "simultaneous multiple comparison"),
     (
         "e06_pipeline",
         "range(BLOCK, K, BLOCK):",
