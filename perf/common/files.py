@@ -21,10 +21,11 @@ def write_json(target: Path, data: dict[str, Any]) -> None:
 
 
 def _text(value: Any, indent: str = "\n") -> str:
+    """indent: of its line; what is deep inside has no more of it."""
     of = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     if not any(isinstance(x, (Mapping, list, tuple)) for x in of):
         return json.dumps(value, separators=(",", ":"))
-    inner = indent + " "
+    inner = indent[:3] + " "
     if isinstance(value, Mapping):
         return (
             "{" + ",".join(f"{inner}{json.dumps(name)}: {_text(x, inner)}" for name, x in value.items()) + indent + "}"

@@ -63,9 +63,10 @@ def chosen(problem: GemmProblem, nth: int = 1, source: str = "user's table") -> 
 
 
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder of tables, empty, in this test alone, and none that are shipped; what is logged once is logged
-    again."""
+    """The user's folders of tables and of extensions, empty, in this test alone, and no tables that are shipped; what
+    is logged once is logged again."""
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))  # `cache clear` deletes extensions
     monkeypatch.setattr(tables.queries, "SHIPPED", tmp_path / "shipped")
     files.say_once.cache_clear()
     tables.queries._ignored.clear()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import torch
-
-from .. import arguments
 
 # Shared memory one block may ask for (bytes), by compute capability.
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
@@ -97,7 +96,7 @@ def treated_as(capability: tuple[int, int]) -> tuple[int, int]:
     if not given:
         return capability
     if (words := wrong_capability(capability)) is not None:
-        arguments.warn_caller(words)
+        warnings.warn(words, stacklevel=2)
         return capability
     major, minor = given.split(".")
     return int(major), int(minor)

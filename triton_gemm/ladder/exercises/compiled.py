@@ -19,6 +19,7 @@ import torch
 
 HOPPER = (9, 0)
 LIMIT_S = 120
+REFUSES = "Triton's compiler refuses"
 
 
 def refused(path: Path, given: Sequence[Any]) -> str | None:
@@ -33,8 +34,8 @@ def refused(path: Path, given: Sequence[Any]) -> str | None:
             ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             return None
-    text = ended.stdout.strip().rpartition("\n")[2]
-    return f"C is right in the interpreter, but {text}" if text else None
+    text = ended.stdout.strip().rpartition("\n")[2]  # the file may print, too
+    return f"C is right in the interpreter, but {text}" if text.startswith(REFUSES) else None
 
 
 def main(path: str, kinds: str) -> None:
@@ -73,7 +74,7 @@ def _sentence(error: BaseException) -> str:
             break
         error = error.__cause__
     text: str = getattr(error, "error_message", None) or str(error)
-    return f"Triton's compiler refuses `{line}`: {' '.join(text.split())}"
+    return f"{REFUSES} `{line}`: {' '.join(text.split())}"
 
 
 if __name__ == "__main__":
