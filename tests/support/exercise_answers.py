@@ -74,7 +74,7 @@ MISTAKES = [
         "e08_accumulate",
         "acc = tl.dot(a, b, acc)",
         "acc = tl.dot(a, b)",
-        "K-tile 0, counted from 0, is multiplied 0 times",
+        "C is the last k-tile's product alone",
     ),
     (
         *("e07_tf32", "rounded = tl.where(x"),

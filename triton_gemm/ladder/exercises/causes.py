@@ -57,6 +57,8 @@ def multiplied(trace: Trace) -> str:
     found = {pair: round(float(n)) for pair, n in zip(pairs, times, strict=True)} if times.isfinite().all() else {}
     if not torch.allclose(products @ times.round(), c.flatten(), 1e-2, 1e-2):
         return ""
+    if steps > 1 and [pair for pair, n in found.items() if n] == [(steps - 1, steps - 1)]:
+        return " C is the last k-tile's product alone: each is to be added to the sum of those before."
     for (i, j), n in sorted(found.items(), key=lambda one: one[0][0] == one[0][1]):
         if i != j and n:
             return f" K-tile {i} of a, counted from 0, is multiplied by k-tile {j} of b."

@@ -82,7 +82,7 @@ def _start(chosen: Sequence[Exercise], folder: Path) -> int:
     made = [exercise for exercise in chosen if not _file(exercise, folder).exists()]
     for exercise in made:
         _file(exercise, folder).write_text(exercise.unfilled, "utf-8")
-    kept = "; the others were there, and are as they were" if len(made) < len(chosen) else ""
+    kept = f"; {len(chosen) - len(made)} were there, and are as they were" if len(made) < len(chosen) else ""
     print(f"{len(made)} of {len(chosen)} exercises copied to {folder}{kept}.")
     file, number = _file(chosen[0], folder), chosen[0].number
     print(f"Open {file}, fill in what is between FILL IN and END, then: {PROGRAM} check {number}")
@@ -118,6 +118,8 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
     found = []
     for exercise in chosen:
         path, text, wrong, message = _file(exercise, folder), None, None, None
+        if not as_json:
+            print(f"{exercise.number:>2} {exercise.title}", flush=True)  # before what may take long
         try:
             text = path.read_text("utf-8", "replace")  # Python says what is wrong with another encoding
             wrong = "to do" if text == exercise.unfilled else None
@@ -136,10 +138,8 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
             wrong = message and (f"not filled in yet: {message}" if wrong else message)
         one = {"number": exercise.number, "name": exercise.name, "title": exercise.title}
         found.append({**one, "solved": wrong is None, "wrong": wrong})
-        if not as_json:
-            print(f"{exercise.number:>2} {exercise.title}")
-            if folder.is_dir():
-                print(f"     {wrong or 'solved'}", flush=True)
+        if not as_json and folder.is_dir():
+            print(f"     {wrong or 'solved'}", flush=True)
         if show and text is not None and not (listing and wrong):
             print(f"     {_shown(exercise, path, message)}", file=sys.stderr if as_json else sys.stdout)
     unsolved = sum(not one["solved"] for one in found)

@@ -3,8 +3,8 @@
 Each program sums a part of K into a workspace, and a second kernel adds the parts in order, so that every run has the
 same bits. The parts must cover K once, also where its k-tiles are not a multiple of the parts.
 
-Checked: C of K = 200 and of others in 3 parts, for 200 13 k-tiles of 16; how often each element of A is
-read; where parts begin; the longest part.
+Checked: C of K = 200, which is 13 k-tiles of 16, and of other K, in 3 parts; how often each element of A is read;
+where parts begin; the longest part, which has a third of the k-tiles, rounded up.
 """
 
 import torch
