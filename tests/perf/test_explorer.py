@@ -286,12 +286,12 @@ def test_nothing_was_measured_above_a_ceiling(found: explorer.Explored) -> None:
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 def test_a_guess_is_graded_by_what_was_measured(found: explorer.Explored, tmp_path: Path) -> None:
     script = """document.querySelectorAll("#BLOCK_M .bars button")[2].click();
-      const told = (axis) => document.querySelector(`#${axis} .told`).textContent;
-      parent.postMessage(JSON.stringify([told("BLOCK_M"), told("num_stages"), told("BLOCK_K")]), "*");"""
+      const verdict = (axis) => document.querySelector(`#${axis} .verdict`).textContent;
+      parent.postMessage(JSON.stringify([verdict("BLOCK_M"), verdict("num_stages"), verdict("BLOCK_K")]), "*");"""
     text = opened(explorer.page(found), tmp_path, "#k06-64x64x16-4-3", script=script, width=1400)
     guess, stages, depth = json.loads(re.findall(r"<title>(.*?)</title>", text)[0])
-    said = r"You said 64: 3,270 us modelled, 2,960 measured. Best by the model: 128, 2,390 us. "
-    assert guess == f"{said}Best of the 2 measured: 128, 2,920 us."
+    text = r"You said 64: 3,270 us modelled, 2,960 measured. Best by the model: 128, 2,390 us. "
+    assert guess == f"{text}Best of the 2 measured: 128, 2,920 us."
     assert stages == "Which is fastest? Those timed: 3, 4. The model gives all the same time."
     assert depth == "Which is fastest by the model?"
 
@@ -322,7 +322,7 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
       const bars = (axis) => [...document.querySelectorAll(`#${axis} .bars button`)].map((bar) => bar.innerText);
       const unguessed = bars("num_stages"), records = element("records").open;
       document.querySelectorAll("#num_stages .bars button")[1].click();
-      const label = () => document.querySelector("#num_stages .told").textContent;
+      const label = () => document.querySelector("#num_stages .verdict").textContent;
       const guessed = label(), others = bars("num_warps");
       const before = element("verdict").textContent;
       document.querySelector("#GROUP_M input").scrollIntoView({ block: "end" });
@@ -358,8 +358,8 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
     assert [*timed] == [3, 4]
     assert seen["bars"] == [f"{formats.number(t)}\n{timed.get(n, '–')}" for n, t in zip(stages, times, strict=True)]
     assert seen["unguessed"] == [*"123456"] and seen["others"] == ["4", "8"] and not seen["records"]
-    said = f"You said 2: {formats.number(times[1])} us modelled, not measured. All are alike by the model."
-    assert seen["guessed"].startswith(f"{said} Best of the 2 measured: 4, {timed[4]} us. The model counts no ")
+    text = f"You said 2: {formats.number(times[1])} us modelled, not measured. All are alike by the model."
+    assert seen["guessed"].startswith(f"{text} Best of the 2 measured: 4, {timed[4]} us. The model counts no ")
     assert seen["guessed"].endswith(" k06's page has what was measured, as times k05.") and seen["other"] == ""
     assert seen["y"] > 100 and 0 <= seen["top"] < seen["bottom"] < seen["height"] / 3
     assert max(map(int, re.findall(r"\d+", seen["dark"]))) < 64

@@ -48,7 +48,7 @@ class Rule:
             wanted = self.predicate(name, a, b)
         except Exception as error:  # a TypeError would make Python say that tensors have no @
             raise RuntimeError(f"use(): the predicate raised {type(error).__name__}: {error}") from error
-        if type(wanted).__name__ not in ("bool", "bool_"):  # NumPy's
+        if type(wanted).__name__ not in ("bool", "bool_", "SymBool"):  # Python's, NumPy's, and of a traced size
             raise RuntimeError(f"use(): the predicate must return a bool, not {type(wanted).__name__}")
         return None if wanted else "the predicate says no"
 

@@ -32,7 +32,7 @@ CHECKS: dict[str, Callable[[Any, Any], None]] = {
 
 def check(exercise: Exercise, path: Path, *, compiles: bool = True) -> str | None:
     """What is wrong with an exercise's file, in a sentence, or None. A file that runs for LIMIT_S is ended. RUNS has
-    what it did. compiles: whether Triton's compiler is asked, too, where all else is right."""
+    what it did. compiles: whether Triton's compiler must accept it, too."""
     RUNS.clear()
     try:
         with _limited(), warnings.catch_warnings():

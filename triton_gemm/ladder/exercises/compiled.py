@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,19 +24,18 @@ REFUSES = "Triton's compiler refuses"
 
 
 def refused(path: Path, given: Sequence[Any]) -> str | None:
-    """What the compiler says of the kernels that the file's `run` launches for such arguments, or None. A process that
-    says nothing, as where it has no `ptxas`, refuses nothing."""
+    """The compiler's error about the kernels that the file's `run` launches for such arguments, or None. Errors that
+    name no line of a kernel, as of a full disk or of no `ptxas`, do not count."""
     kinds = [[*x.shape, str(x.dtype).rpartition(".")[2]] if isinstance(x, torch.Tensor) else x for x in given]
-    with TemporaryDirectory() as cache:
+    with suppress(OSError, subprocess.TimeoutExpired), TemporaryDirectory() as cache:
         environment = {**os.environ, "TRITON_CACHE_DIR": cache, "TRITON_GEMM_USE": "0", "PYTHONWARNINGS": "ignore"}
         environment.pop("TRITON_INTERPRET", None)
         command = [sys.executable, "-m", __name__, str(path), json.dumps(kinds)]
-        try:
-            ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            return None
-    text = ended.stdout.strip().rpartition("\n")[2]  # the file may print, too
-    return f"C is right in the interpreter, but {text}" if text.startswith(REFUSES) else None
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+        text = ended.stdout.strip().rpartition("\n")[2]  # the file may print, too
+        if text.startswith(REFUSES):
+            return f"C is right in the interpreter, but {text}"
+    return None
 
 
 def main(path: str, kinds: str) -> None:
@@ -59,12 +59,12 @@ def main(path: str, kinds: str) -> None:
         try:
             compile_kernel(kernel, arguments, HOPPER)
         except Exception as error:
-            print(_sentence(error))
+            print(_sentence(error) or "")
             return
 
 
-def _sentence(error: BaseException) -> str:
-    """The innermost error, with the line of the kernel that it is about."""
+def _sentence(error: BaseException) -> str | None:
+    """The innermost error, with the line of the kernel that it is about; None where there is no such line."""
     line = ""
     while True:
         source, node = getattr(error, "src", None), getattr(error, "node", None)
@@ -74,7 +74,7 @@ def _sentence(error: BaseException) -> str:
             break
         error = error.__cause__
     text: str = getattr(error, "error_message", None) or str(error)
-    return f"{REFUSES} `{line}`: {' '.join(text.split())}"
+    return f"{REFUSES} `{line}`: {' '.join(text.split())}" if line else None
 
 
 if __name__ == "__main__":
