@@ -6,10 +6,10 @@ Changes: against k10, the kernel says which warps do what, and not Triton's comp
     slots between them.
 Why: k09 and k10 already load the next tile's first k-tiles while C is stored, and k10's store runs by itself. But the
     warps that issue the copies are those that feed the tensor cores: they fill a slot when they come round to it. As
-    compiled for k10 they meet at a barrier four times in each k-step. Here a warp of its own fills each slot as soon as
-    it is free, and those that multiply meet once. Registers are divided by need: 24 a thread for the load partition, 240 for an mma partition of eight warps. (168, in tables of
-    registers, is what each of the 384 threads has at the launch, before they are divided: the load partition is given
-    four warps, of which one works.)
+    compiled for k10 they meet at a barrier four times for each k-tile. Here a warp of its own fills each slot as soon
+    as it is free, and those that multiply meet once. Registers are divided by need: 24 a thread for the load partition,
+    240 for an mma partition of eight warps. (168, in tables of registers, is what each of the 384 threads has at the
+    launch, before they are divided: the load partition is given four warps, of which one works.)
 Predicts: loads hide the epilogue's stores, and no issue slots are lost between `wgmma`s: 1.05 times k10, 1.00 of
     cuBLAS.
 Came out: lower. The counters say that k10's tensor cores are as busy already, so what k11 takes away did not bind k10:
@@ -21,11 +21,11 @@ Tuning: the depth of the ring against the tile. Three slots of 128 x 256 and a t
     kernel stores C in pieces of 64 columns, and has room for four.) Smaller tiles have more: five of 128 x 128 and six
     of 64 x 128, where six and eight would fit. The load partition runs that far ahead. num_warps counts the mma
     partition's warps, each of which needs 16 rows of the tile.
-Bound by: power, as cuBLAS is, which lowers the clock. Of the clocks that pass tensor cores are idle for 3 % in the last
-    wave, and for as long as k10's elsewhere, why is not known. The barrier of the counters is no `mbarrier`: the three
-    warps without work stand at one, and the mma warps meet at one in each k-step, while `wgmma` runs. Which wait longer
-    was not counted. Traffic from L2 does not bind. If it did, tiles of 64 x 128 would be
-    half as fast, as they read twice as much for each FLOP. They are faster than that.
+Bound by: power, as cuBLAS is, which lowers the clock. Of the clocks that pass tensor cores are idle for 11 %: 3 of
+    these are the last wave's, and what the others are is not known, as in k10. The barrier of the counters is no
+    `mbarrier`: the three warps without work stand at one, and the mma warps meet at one for each k-tile, while `wgmma`
+    runs. Which wait longer was not counted. Traffic from L2 does not bind. If it did, tiles of 64 x 128 would be half
+    as fast, as they read twice as much for each FLOP. They are faster than that.
 Next: beyond the ladder: a tile chosen by shape, split-K where the last wave is not full, larger tiles.
 
 The roles and barriers are those of CUTLASS's cooperative kernel and of Gluon's tutorials on warp specialisation.
