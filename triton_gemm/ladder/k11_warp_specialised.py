@@ -12,10 +12,10 @@ Why: k09 and k10 already load the next tile's first k-tiles while C is stored, a
     launch, before they are divided: the load partition is given four warps, of which one works.)
 Predicts: loads hide the epilogue's stores, and no issue slots are lost between `wgmma`s: 1.05 times k10, 1.00 of
     cuBLAS.
-Came out: lower. The counters say that k10's tensor cores are as busy already, so what k11 takes away did not bind k10:
-    copies and issue slots. At 1024^3 it gives more than predicted, though an SM has one tile there and no next one. The
-    tile of 64 x 128 gains: at 4096^3, too, the H200's tuner timed it at 427 TFLOPS in k10, with four slots, and at 572
-    to 587 here, with six. What slots and roles give each was not measured.
+Came out: lower. The counters say that k10's tensor cores are as busy already, so copies and issue slots, which k11
+    takes off them, did not bind k10. And k10 hides the stores, too. At 1024^3 it gives more than predicted, though an
+    SM has one tile there and no next one. The tile of 64 x 128 gains: at 4096^3, too, the H200's tuner timed it at 427
+    TFLOPS in k10, with four slots, and at 572 to 587 here, with six. What slots and roles give each was not measured.
 Requires: fp16 or bf16, sm_90 (`wgmma`); operands as k10.
 Tuning: the depth of the ring against the tile. Three slots of 128 x 256 and a tile of C fill shared memory. (`matmul`'s
     kernel stores C in pieces of 64 columns, and has room for four.) Smaller tiles have more: five of 128 x 128 and six
