@@ -20,8 +20,8 @@ Tuning: the tile, first of all: for each FLOP 128 x 256 reads a quarter less fro
     latency instead of other programs. Small tiles win where large ones leave SMs without work.
 Bound by: tensor cores most of the time, and by memory traffic while the pass runs. In one launch the product alone is
     nearly as fast as cuBLAS in *Measured*, at a higher clock than there. Shared memory is not the limit: at the units'
-    rate `wgmma` asks 80 of the 128 bytes that it gives in a clock, in TF32 as in fp16: each warpgroup reads its 64 rows
-    of A, and all of B.
+    rate `wgmma` asks 80 of the 128 bytes that it gives in a clock, in TF32 as in fp16. Each warpgroup reads its 64 rows
+    of A and all of B: 10 KiB in 128 clocks.
 Next: k08 halves the operands' bytes.
 
 Port of the published kernel S2.5: "The published experiments" in docs/ladder.md.

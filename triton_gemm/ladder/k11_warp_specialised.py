@@ -12,8 +12,8 @@ Why: k09 and k10 already load the next tile's first k-tiles while C is stored, a
     launch, before they are divided: the load partition is given four warps, of which one works.)
 Predicts: loads hide the epilogue's stores, and no issue slots are lost between `wgmma`s: 1.05 times k10, 1.00 of
     cuBLAS.
-Came out: lower. The counters say that k10's tensor cores are as busy already, so copies and issue slots, which k11
-    takes off them, did not bind k10. And k10 hides the stores, too. At 1024^3 it gives more than predicted, though an
+Came out: lower. The counters say that k10's tensor cores are as busy already, so the copies and issue slots that k11
+    spares k10's warps did not bind it. And k10 hides the stores, too. At 1024^3 it gives more than predicted, though an
     SM has one tile there and no next one. The tile of 64 x 128 gains: at 4096^3, too, the H200's tuner timed it at 427
     TFLOPS in k10, with four slots, and at 572 to 587 here, with six. What slots and roles give each was not measured.
 Requires: fp16 or bf16, sm_90 (`wgmma`); operands as k10.
