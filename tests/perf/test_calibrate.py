@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from tests.support.table_fakes import HOPPER
 from triton_gemm.calibration import figures, kept, probes
 from triton_gemm.hardware import device_model
 from triton_gemm.hardware.device_model import DeviceModel, model_of
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels import KERNELS, forms, warp_specialised
 from triton_gemm.kernels.candidate import Algorithm, Candidate
 from triton_gemm.kernels.schedule import Schedule
@@ -131,6 +135,25 @@ def test_the_models_choices_are_good(file: Path) -> None:
         assert file != CLUSTERS or sum(getattr(config, "tail_n", 0) > 0 for config in configs) > len(chosen) // 8
     elif file == PORTABLE:
         assert kernels == {"portable", "gemv", "skinny"}
+
+
+@pytest.mark.usefixtures("clusters")
+@pytest.mark.parametrize(("gpu", "turns", "alone"), [("h100-80gb-hbm3", 0.005, 0.01), ("h200", 0.015, 0.025)])
+def test_choices_are_good_in_turns_and_alone(gpu: str, turns: float, alone: float) -> None:
+    """Alone, a kernel has the clock that its power allows. Of candidates that cut no sum."""
+    with (environment.RESULTS / gpu / "alone.csv").open(newline="") as opened:
+        rows = [
+            row for row in csv.DictReader(opened) if row["candidate"] != "cuBLAS" and "parts" not in row["candidate"]
+        ]
+    device = named_device(gpu.partition("-")[0])
+    for column, most in (("turns_us", turns), ("alone_us", alone)):
+        found = []
+        for product, of in groupby(rows, key=lambda row: row["product"]):
+            us = {row["candidate"]: float(row[column]) for row in of}
+            _, M, N, K, _, layout, _ = times.PRODUCT.fullmatch(product).groups()  # type: ignore[union-attr]
+            choice = records.named(select(gemm_problem(Shape(int(M), int(N), int(K), layout=layout)), device))
+            found += [us[choice] / min(us.values()) - 1] if choice in us else []
+        assert len(found) >= 12 and fmean(found) <= most and max(found) < 0.06, (column, fmean(found), max(found))
 
 
 @pytest.mark.parametrize("place", [1, 2, 4], ids=["widths", "clusters", "blocks"])

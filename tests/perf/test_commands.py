@@ -78,10 +78,6 @@ MISTAKES: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
         ("first-calls --orders 0", "--orders: a whole number from 1 on"),
         ("first-calls --orders 2 --json a", "--json would be ignored: --orders writes no record"),
         ("first-calls", "needs a CUDA GPU"),
-        ("processes --rounds 0", "--rounds: a whole number from 1 on"),
-        ("processes", "needs a CUDA GPU"),
-        ("alone --candidates 0", "--candidates: a whole number from 1 on"),
-        ("alone", "needs a CUDA GPU"),
     ],
     bench_gpt.main: [
         ("--tiny --layers 2 --quick", "--layers, --quick would be ignored: --tiny"),
