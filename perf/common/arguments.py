@@ -1,10 +1,17 @@
-"""What the command lines share: types of arguments, and the refusal of flags that would be ignored."""
+"""What the command lines share: the parser, types of arguments, and the refusal of flags that would be ignored."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+
+def parser(command: str, doc: str | None, **more: Any) -> argparse.ArgumentParser:
+    """That of `python -m perf.COMMAND`. doc: the module's docstring, which is printed as it is."""
+    keeps_lines = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(f"python -m perf.{command}", description=doc, formatter_class=keeps_lines, **more)
 
 
 def path(text: str) -> Path:
