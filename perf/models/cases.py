@@ -44,10 +44,9 @@ def prepare(model: Model, case: str, built: nn.Module, *, tiny: bool, device: st
         return _generating(model, built, case == zoo.STATIC, there)
     inputs = zoo.inputs_of(model, built, **there)
     compiler = {"backend": "eager"} if tiny else {"dynamic": False}
+    called = torch.compile(built, **compiler) if case in (zoo.COMPILED, zoo.LOOP_COMPILED) else built
     if case in (zoo.FORWARD, zoo.COMPILED):
-        called = torch.compile(built, **compiler) if case == zoo.COMPILED else built
         return _forward(model, built, called, inputs, there)
-    called = torch.compile(built, **compiler) if case == zoo.LOOP_COMPILED else built
     return _training(model, built, called, inputs, there, loops=case != zoo.TRAIN)
 
 
@@ -60,6 +59,11 @@ def _sizes(model: Model, inputs: Mapping[str, torch.Tensor]) -> tuple[str, int]:
         answered = inputs["labels"].shape[1]
         return f"{rows} x {length} + {answered}", rows * (length + answered)
     return f"{rows} x {length}", rows * length
+
+
+def _in_fp64(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs of a model in fp64: pixels, as all others are integers."""
+    return {name: x.double() if name == "pixel_values" else x for name, x in inputs.items()}
 
 
 def _forward(
@@ -83,9 +87,7 @@ def _forward(
 
     @torch.no_grad()
     def truth() -> torch.Tensor:
-        exact = twin(model, built, **there)
-        pixels = {name: x.double() for name, x in given.items() if name == "pixel_values"}
-        found: torch.Tensor = exact(**{**given, **pixels}).logits
+        found: torch.Tensor = twin(model, built, **there)(**_in_fp64(given)).logits
         return found.float()
 
     shape, amount = _sizes(model, inputs)
@@ -161,9 +163,7 @@ def _training(
         return found
 
     def truth() -> dict[str, torch.Tensor]:
-        exact = twin(model, built, **there)
-        pixels = {name: x.double() for name, x in inputs.items() if name == "pixel_values"}
-        return gradients(exact, {**inputs, **pixels})
+        return gradients(twin(model, built, **there), _in_fp64(inputs))
 
     shape, amount = _sizes(model, inputs)
     return Work(shape, amount, run, result, truth, error_of_gradients)
