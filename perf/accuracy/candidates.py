@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -209,18 +208,3 @@ def planned(problem: GemmProblem, candidate: AccuracyCandidate, device: torch.de
     if INTERPRETED:
         return InterpretedPlan(problem, candidate.selection)
     return GemmPlan(problem, candidate.selection, device)
-
-
-def describe(kind: Kind, size: Size, candidate: AccuracyCandidate) -> dict[str, Any]:
-    """A candidate as a record has it."""
-    M, N, K = size
-    how = str(candidate.selection).rpartition(": ")[0]
-    return {
-        "kind": kind.name,
-        "M": M,
-        "N": N,
-        "K": K,
-        "kernel": candidate.selection.kernel,
-        "bits": candidate.bits,
-        "way": how,
-    }
