@@ -44,12 +44,7 @@ def measured(kinds: Sequence[Kind], device: torch.device, jobs: int, console: Co
     begin = time.monotonic()
     found: dict[str, dict[str, list[Row]]] = {}
 
-    def here(advance: Callable[[str], None]) -> None:
-        for kind in kinds:
-            found[kind.name] = of_kind(kind, device)
-            advance(kind.name)
-
-    def shared(advance: Callable[[str], None]) -> None:
+    def measure(advance: Callable[[str], None]) -> None:
         first = sorted(kinds, key=lambda kind: not kind.every)  # what takes longest
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
             running = {pool.submit(of_kind, kind, device): kind.name for kind in first}
@@ -57,7 +52,7 @@ def measured(kinds: Sequence[Kind], device: torch.device, jobs: int, console: Co
                 found[running[done]] = done.result()
                 advance(running[done])
 
-    run([Task("measuring", len(kinds), here if jobs == 1 else shared)], console)
+    run([Task("measuring", len(kinds), measure)], console)
     made = {part: [row for kind in kinds for row in found[kind.name][part]] for part in PARTS}
     failed = [words for rows in made.values() for words in failures(rows)]
     return {**made, "failed": failed, "seconds": round(time.monotonic() - begin, 1)}
@@ -65,7 +60,8 @@ def measured(kinds: Sequence[Kind], device: torch.device, jobs: int, console: Co
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = args.parser("accuracy", __doc__)
-    parser.add_argument("kinds", nargs="*", choices=KINDS, metavar="KIND", help=f"of {'; '.join(KINDS)}. Default: all")
+    names = f"of {'; '.join(KINDS)}. Default: all"
+    parser.add_argument("kinds", nargs="*", type=args.name_of(KINDS), metavar="KIND", help=names)
     parser.add_argument("--out", type=args.path, metavar="FILE", help="where the record goes, instead")
     parser.add_argument("--jobs", type=args.count, default=min(8, len(os.sched_getaffinity(0))), help="processes")
     given = parser.parse_args(arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,17 @@ def path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("an empty name")
     return Path(text)
+
+
+def name_of(known: Iterable[str]) -> Callable[[str], str]:
+    """One of these names. For arguments of which there may be none, which argparse's `choices` refuses."""
+
+    def name(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"no {text!r}; there are {'; '.join(known)}")
+        return text
+
+    return name
 
 
 def count(text: str) -> int:

@@ -211,7 +211,8 @@ def cost(jobs: Sequence[Job]) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = args.parser("models", __doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("models", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(zoo.BY_NAME)}. Default: all")
+    names = f"of {', '.join(zoo.BY_NAME)}. Default: all"
+    add("models", nargs="*", type=args.name_of(zoo.BY_NAME), default=[], metavar="NAME", help=names)
     cases = f"cases with such a word; there are {'; '.join(zoo.CASES)}"
     add("--case", nargs="+", default=[], metavar="WORD", help=cases)
     add("--skip", nargs="+", default=[], metavar="WORD", help="not cases with such a word")
@@ -222,9 +223,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--merge", type=args.path, nargs="+", metavar="FILE", help="add these records to those here")
     add("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/models; the file is <Triton>.json")
     given = parser.parse_args(arguments)
-    unknown = [name for name in given.models if name not in zoo.BY_NAME]
-    if unknown:
-        parser.error(f"no model {', '.join(unknown)}; there are {', '.join(zoo.BY_NAME)}")
     for word in (*given.case, *given.skip):
         if not any(word in case for case in zoo.CASES):
             parser.error(f"no case with {word!r}; there are {'; '.join(zoo.CASES)}")
