@@ -4,11 +4,10 @@
 cuBLAS, on shapes of every regime, and writes them to one JSON file after each shape. `fit` finds the figures of the
 GPU's `DeviceModel` that are most likely after such times, near the present ones, and writes them to
 `triton_gemm/device_models.json`. `regret` says how much slower than the fastest of a shape's candidates the one is that
-the present model picks, or with --model that of a file of `triton-gemm calibrate`, and what is lost without
-candidates whose bits depend on the size of C; `fit` says so for both, and with
+the present model picks, or with --model that of a file of `triton-gemm calibrate`; `fit` says so for both, and with
 --hold-out SEED of shapes that it has not seen. `design` prints which shapes tell most about the model, the best first:
-what `triton-gemm calibrate` times in a minute. Exit status: 1
-if a candidate gave wrong results, 2 for a mistake in the call, 130 if interrupted.
+what `triton-gemm calibrate` times in a minute. Exit status: 1 if a candidate gave wrong results, 2 for a mistake in the
+call, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -67,9 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"error: {given.model}: {kept_one.elsewhere or kept_one.wrong}", file=sys.stderr)
                 return 2
             print(regret.text(f"model in {given.model}", shapes, kept.model_in(kept_one.kept)))
-        lost = regret.without_classes_of_c(shapes, model)
-        share = f"{100 * sum(lost) / len(lost):.3f} % in the mean of {len(lost)}, {100 * max(lost):.1f} % at worst"
-        print(f"without candidates whose bits depend on the size of C: slower by {share}")
         if absent := regret.unmeasured(calibration):
             print(f"what select chooses was not measured for {len(absent)}: {', '.join(absent)}")
     elif given.hold_out is None:

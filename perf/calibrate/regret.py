@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import geometric_mean
 
 from perf.calibrate.times import Calibration, Measured
@@ -12,7 +12,6 @@ from perf.common import formats
 from perf.common.formats import Cell
 from triton_gemm.hardware.device_model import DeviceModel
 from triton_gemm.kernels.candidate import Candidate
-from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, predicted, select
 from triton_gemm.tables.records import named
 
@@ -54,21 +53,6 @@ def by_regime(chosen: Sequence[Choice]) -> dict[str, list[Choice]]:
     for choice in chosen:
         found.setdefault(choice.measured.regime, []).append(choice)
     return {**found, "all": list(chosen)}
-
-
-def without_classes_of_c(shapes: Iterable[Measured], model: DeviceModel) -> list[float]:
-    """For each shape, the slowdown of the model's pick without candidates whose bits depend on the size of C."""
-    found = []
-    for measured in shapes:
-        left = {
-            candidate: us
-            for candidate, us in measured.us.items()
-            if " of C " not in bit_class(measured.problem, candidate)
-        }
-        if left:
-            pick = replace(measured, us=left).pick(model)
-            found.append(left[pick] / measured.us[measured.pick(model)] - 1)
-    return found
 
 
 def unmeasured(calibration: Calibration) -> list[str]:
