@@ -174,18 +174,16 @@ def _placed(
 
 @dataclass(frozen=True)
 class AccuracyCandidate:
-    """One kernel in one class of bits; chosen: whether it is what the model chooses."""
+    """One kernel in one class of bits."""
 
     selection: Selection
     bits: str
-    chosen: bool
 
 
 def candidates(problem: GemmProblem, kind: Kind, device: torch.device) -> list[AccuracyCandidate]:
     """Of every kernel and class that can multiply `problem` the fastest, as predicted; or of every kernel, with and
     without copies of operands."""
     info = device_info(device)
-    chosen = choose(problem, info)
     found: dict[object, AccuracyCandidate] = {}
     for _, candidate in ranked(problem, info, any_bits=True):
         if illegal(problem, info, candidate) is not None:
@@ -193,15 +191,14 @@ def candidates(problem: GemmProblem, kind: Kind, device: torch.device) -> list[A
         selection = Selection.of(candidate, "to be measured")
         bits = bit_class(problem, selection)
         key = (selection.kernel, bits if kind.every else selection.packed)
-        same = selection.algorithm[:3] == chosen.algorithm[:3]  # kernel, config and work
-        found.setdefault(key, AccuracyCandidate(selection, bits, same))
+        found.setdefault(key, AccuracyCandidate(selection, bits))
     return list(found.values())
 
 
 def chosen_candidates(problem: GemmProblem, device: torch.device) -> list[AccuracyCandidate]:
     """What `matmul` runs, with and without batch invariance."""
     selections = [choose(problem, device_info(device), invariant=invariant) for invariant in (False, True)]
-    return [AccuracyCandidate(selection, bit_class(problem, selection), True) for selection in selections]
+    return [AccuracyCandidate(selection, bit_class(problem, selection)) for selection in selections]
 
 
 def planned(problem: GemmProblem, candidate: AccuracyCandidate, device: torch.device) -> GemmPlan | InterpretedPlan:

@@ -267,14 +267,12 @@ def test_what_is_wrong_or_missing_is_reported(
     file = tmp_path / "one.json"
     monkeypatch.setitem(peers.PEERS, OURS, lambda _: timer.Provider("", wrong))
     monkeypatch.setitem(peers.PEERS, "peer", lambda _: timer.Provider("", not_taken))
-    monkeypatch.setitem(peers.PEERS, "package", peers.package("no_such_module", "mm"))
-    names = f"{OURS},{CUBLAS},peer,package"
+    names = f"{OURS},{CUBLAS},peer"
     assert bench.main(["tiny-graph", "--json", str(file), "--providers", names]) == 1
     output = capsys.readouterr()
     assert f"FAILED {OURS} on tiny-graph 24x16x40 nt" in output.err
     results = read_json(file)["shapes"]["24x16x40 nt"]["providers"]
     assert results["peer"] == {"absent": "rows are not aligned"}
-    assert "no_such_module" in results["package"]["absent"]
     assert "time_ms" in results[CUBLAS]
 
 
