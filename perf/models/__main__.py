@@ -164,7 +164,7 @@ def merge(others: Sequence[Path], out: Path | None) -> int:
     for other in others:
         found = read_json(other)
         file = file_of(out, found["environment"])
-        dropped = record.merge(file, found)
+        dropped = record.add(file, found["environment"], found["cases"])
         print(f"{len(found['cases'])} cases of {shown(other)} added to {shown(file)}, {len(dropped)} dropped")
     return 0
 

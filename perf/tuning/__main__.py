@@ -100,11 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("error: tuning is measured on a GPU, and there is none", file=sys.stderr)
         return 2
-    log = logging.getLogger("triton_gemm.tuning")
-    log.setLevel(logging.INFO)
-    lines = logging.StreamHandler(sys.stderr)  # one for each product
-    lines.setFormatter(logging.Formatter("%(relativeCreated)8.0f ms  %(message)s"))
-    log.addHandler(lines)
+    logging.basicConfig(format="%(relativeCreated)8.0f ms  %(message)s")
+    logging.getLogger("triton_gemm.tuning").setLevel(logging.INFO)  # a line for each product
     try:
         with TemporaryDirectory() as folder:
             os.environ["TRITON_GEMM_CACHE_DIR"] = folder  # until this process ends
@@ -112,8 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was measured is recorded, but for the last products", file=sys.stderr)
         return 130
-    finally:
-        log.removeHandler(lines)
     return 0 if all(whole) else 1
 
 
