@@ -193,7 +193,7 @@ def show_list(call: argparse.Namespace, console: Console) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; its `suites` and `options`. No suites: their names are to be listed."""
-    parser = argparse.ArgumentParser(prog="python -m perf.bench", description=__doc__)
+    parser = args.parser("bench", __doc__)
     add = parser.add_argument
     known = ", ".join(SUITES)
     add("suites", nargs="*", metavar="SUITE", help=f"{known}; all but 16 bits: precision; all, llm-large aside: all")
@@ -202,7 +202,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/bench/<triton version>")
     add("--budget", type=float, default=sweep.BUDGET_S, metavar="SECONDS", help="of timing a shape (%(default)s)")
     add("--limit", type=args.count, metavar="N", help="at most N shapes a suite, evenly spaced")
-    add("--providers", type=_names, metavar="NAME,NAME", help=f"of {', '.join(PEERS)}")
+    add("--providers", type=args.names_of(PEERS), metavar="NAME,NAME", help=f"of {', '.join(PEERS)}")
     add("--peers", action="store_true", help=f"{' and '.join(AUTOTUNED)} as well")
     add("--unseen", type=int, metavar="SEED", help="other shapes of the same regimes, drawn at random")
     add("--baseline", type=args.path, metavar="FILE", help="compare with this sweep, or folder of sweeps")
@@ -241,14 +241,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given.options = sweep.Options(dtype, given.budget, *of_shapes)
     given.suites = [SUITES[name] for name in names]
     return given
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in PEERS:
-            raise argparse.ArgumentTypeError(f"no provider {name!r}; there are {', '.join(PEERS)}")
-    return names
 
 
 if __name__ == "__main__":

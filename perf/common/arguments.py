@@ -32,6 +32,12 @@ def name_of(known: Iterable[str]) -> Callable[[str], str]:
     return name
 
 
+def names_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """Several of these names, with commas between them, each once."""
+    one = name_of(known)
+    return lambda text: tuple(dict.fromkeys(map(one, text.split(","))))
+
+
 def count(text: str) -> int:
     """A whole number from 1 on."""
     try:

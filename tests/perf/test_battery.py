@@ -18,6 +18,7 @@ import torch
 from perf import battery
 from perf.accuracy import tables as accuracy_tables
 from perf.measure import environment
+from tests.support.patches import replace_all
 from tests.support.processes import python, soon
 from tests.support.report_records import SURROUNDINGS
 
@@ -72,9 +73,7 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in TESTS.items():
         head = f"import os, pytest, subprocess, time\nROOT = {str(ROOT)!r}\n"
         (folder / name).write_text(head + dedent(text))
-    monkeypatch.setattr(battery, "TESTS", folder)
-    monkeypatch.setattr(battery, "JUNIT", tmp_path / "battery.xml")
-    monkeypatch.setattr(battery, "RESULTS", tmp_path)
+    replace_all(monkeypatch, battery, TESTS=folder, JUNIT=tmp_path / "battery.xml", RESULTS=tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(environment, "describe", lambda _: SURROUNDINGS)
     monkeypatch.setenv("TRITON_INTERPRET", "1")

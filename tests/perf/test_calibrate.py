@@ -17,6 +17,7 @@ from perf.calibrate import design, measure, regret, shapes, times
 from perf.calibrate.times import Measured
 from perf.measure import environment
 from tests.support.lab_fakes import FakePlan, take_gpu_away
+from tests.support.patches import replace_all
 from tests.support.report_records import SURROUNDINGS
 from tests.support.table_fakes import HOPPER
 from triton_gemm.calibration import figures, kept, probes
@@ -340,13 +341,11 @@ def test_measuring_needs_the_kernels_gpu(capsys: pytest.CaptureFixture[str], mon
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets candidates be measured on the CPU, where plans compute and replays take no time."""
     take_gpu_away(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(measure, "clocks_under_load", lambda _: {"clocks_sm": 1755})
+    replace_all(monkeypatch, torch.cuda, current_device=lambda: 0, set_device=lambda _: None)
+    clocks = {"clocks_sm": 1755}
+    replace_all(monkeypatch, measure, clocks_under_load=lambda _: clocks, compile_ahead=lambda _: None)
+    replace_all(monkeypatch, measure, GemmPlan=FakePlan, device_info=lambda _: HOPPER)
     monkeypatch.setattr(environment, "describe", lambda _: dict(SURROUNDINGS))
-    monkeypatch.setattr(measure, "GemmPlan", FakePlan)
-    monkeypatch.setattr(measure, "compile_ahead", lambda _: None)
-    monkeypatch.setattr(measure, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(calibrate, "shapes_to_measure", lambda limit, seed, suites: TINY[:limit])
 
 

@@ -58,7 +58,7 @@ MISTAKES: dict[Callable[[list[str]], Any], list[tuple[str, str]]] = {
         ("square --limit 0", "--limit: a whole number from 1 on"),
         ("square --budget 0", "--budget"),
         ("square --budget nan", "--budget"),
-        ("square --providers cuBLAS,magic", "no provider 'magic'"),
+        ("square --providers cuBLAS,magic", "no 'magic'; there are triton_gemm"),
         ("", "name a SUITE, or --list them"),
         ("square --out ''", "--out: an empty name"),
         ("square --json ' '", "--json: an empty name"),

@@ -14,6 +14,7 @@ from perf.models import __main__ as models
 from perf.models import first_minute, record, tables, zoo
 from perf.models.tables import MEANWHILE, OURS, PROVIDERS, TORCH
 from perf.pages.results import Results
+from tests.support.patches import replace_all
 from tests.support.report_records import SURROUNDINGS, block
 
 MADE: dict[str, Any] = {**SURROUNDINGS, "triton": "3.9.0", "packages": {"transformers": "5.17.0", "peft": None}}
@@ -183,8 +184,7 @@ def test_a_case_that_fails_says_why_and_the_rest_goes_on(monkeypatch: pytest.Mon
             raise RuntimeError("\nno\nmore")
         return {"shape": built}
 
-    monkeypatch.setattr(models, "build", lambda model, tiny: model.name)
-    monkeypatch.setattr(models, "measured", measured)
+    replace_all(monkeypatch, models, build=lambda model, tiny: model.name, measured=measured)
     jobs = [(zoo.BY_NAME[name], case) for name in ("llama-1b", "gpt2") for case in (zoo.FORWARD, zoo.STATIC)]
     found = dict(models.results(jobs, given()))
     assert [x.get("shape") for x in found.values()] == ["llama-1b", None, "gpt2", None]
@@ -205,9 +205,7 @@ def test_a_model_that_cannot_be_built_fails_in_each_case(monkeypatch: pytest.Mon
 def test_nothing_runs_on_a_gpu_that_is_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(models, "build", lambda model, tiny: None)
-    monkeypatch.setattr(models, "measured", lambda *_: {})
-    monkeypatch.setattr(models, "lost", lambda: True)
+    replace_all(monkeypatch, models, build=lambda model, tiny: None, measured=lambda *_: {}, lost=lambda: True)
     assert len(list(models.results(zoo.listed()[:3], given()))) == 1
     assert "context is lost" in capsys.readouterr().err
 

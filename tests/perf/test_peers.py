@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,19 +30,12 @@ class TunableOp:
 
     def __init__(self) -> None:
         self.enabled = False
-        self.prepared: dict[str, object] = {}
+        self.prepared = Mock()
+        self.set_cublaslt_requested_algo_count = self.prepared.count
+        self.set_filename, self.set_rotating_buffer_size = self.prepared.file, self.prepared.rotating
+        self.tuning_enable = self.prepared.tuning
         self.results: dict[str, str] = {}
         self.library = "cublas"
-
-    def set_cublaslt_requested_algo_count(self, count: int) -> None: ...
-    def set_filename(self, name: str) -> None:
-        self.prepared["file"] = name
-
-    def set_rotating_buffer_size(self, megabytes: int) -> None:
-        self.prepared["rotating"] = megabytes
-
-    def tuning_enable(self, on: bool) -> None:
-        self.prepared["tuning"] = on
 
     def enable(self, on: bool) -> None:
         self.enabled = on
@@ -101,8 +95,9 @@ def test_tuned_cublaslt_is_measured_apart_from_cublas(tunable: TunableOp, monkey
     assert found[TUNED]["time_ms"]["median"] == 1.0 and found[OURS]["ratio_to"][TUNED]["median"] == 1.0
     assert set(seen) == {(False, "cublas")}
     assert (tunable.enabled, tunable.library) == (False, "cublas")
-    assert tunable.prepared["rotating"] == -1 and tunable.prepared["tuning"] is True
-    assert Path(str(tunable.prepared["file"])).parent.is_dir(), "no file where the bench was started"
+    tunable.prepared.rotating.assert_called_once_with(-1)
+    tunable.prepared.tuning.assert_called_once_with(True)
+    assert Path(tunable.prepared.file.call_args[0][0]).parent.is_dir(), "no file where the bench was started"
     assert measure()[TUNED]["config"] == "Gemm_Cublaslt_id_0", "tuned before"
     assert len(tunable.results) == 1
 

@@ -19,6 +19,7 @@ from perf.pages.results import Results
 from perf.tuning import __main__ as command
 from perf.tuning import rebuild, tables
 from perf.tuning.runs import DRAWN, LAYERS, MODELS, NUMBERS, ROWS, RUNS, TWICE, drawn, listed
+from tests.support.patches import replace_all
 from tests.support.report_records import SURROUNDINGS
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.gpus import named_device
@@ -97,9 +98,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "a user's")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(environment, "describe", lambda measured: SURROUNDINGS)
-    monkeypatch.setattr(command, "current_device_info", lambda: H200)
-    monkeypatch.setattr(command, "tune", tune)
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    replace_all(monkeypatch, command, tune=tune, RESULTS=tmp_path, current_device_info=lambda: H200)
     monkeypatch.setattr(command, "export_to", lambda path, bits: Path(path).write_text(bits))
     return given
 
