@@ -21,11 +21,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.pop("TRITON_INTERPRET", None)
 
@@ -225,7 +226,10 @@ def compile_case(name: str, gpu: str = GPUS[0]) -> Row:
     """What a case becomes: registers of a thread, loads and stores of local memory, bytes of shared memory, and
     instructions in the kernel's text. Or why it does not compile."""
     try:
-        made = aot.compile_launch(every(gpu)[name].captured(), named_device(gpu).capability)
+        _, launch, problem = every(gpu)[name]
+        arguments = materialise(launch, binaries.operands_of(problem, [launch]), binaries.SCALARS)  # without memory
+        captured = aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options})
+        made = aot.compile_launch(captured, named_device(gpu).capability)
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), "")
         return failed(name, f"{type(error).__name__}: {first}"[:120])
@@ -247,19 +251,12 @@ def machine_code(sass: str) -> str:
 # --- Cases ---
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One kernel to compile. name: kernel, precision, product and configuration, by which records know it."""
 
     name: str
     launch: Launch
     problem: GemmProblem
-
-    def captured(self) -> aot.CapturedLaunch:
-        """The launch as a plan makes it, on operands that do not exist."""
-        operands = binaries.operands_of(self.problem, [self.launch])
-        arguments = materialise(self.launch, operands, binaries.SCALARS)
-        return aot.CapturedLaunch(self.launch.kernel, {**arguments, **self.launch.options})
 
 
 @cache
@@ -277,7 +274,7 @@ def every(gpu: str = GPUS[0]) -> dict[str, Case]:
     for maker, arithmetic in product(makers, ARITHMETICS.values()):
         for case in maker(arithmetic):
             launch = case.launch.programmatic() if programmatic else case.launch
-            found.setdefault(case.name, replace(case, launch=launch))
+            found.setdefault(case.name, case._replace(launch=launch))
     return found
 
 
