@@ -17,6 +17,7 @@ from perf.models.truth import error, error_of_gradients, gradients, twin
 from perf.models.zoo import Model
 
 TINY_GENERATED = 4
+Called, Inputs, There = Callable[..., Any], Mapping[str, torch.Tensor], Mapping[str, Any]
 # Compiled steps of `generate` are kept apart by an option that changes nothing else: CUDA graphs hold the kernels that
 # they were captured with, and Dynamo takes one compiled model for another where all their options are equal.
 RERECORDED = {TORCH: 1 << 20, OURS: (1 << 20) + 1}
@@ -50,7 +51,7 @@ def prepare(model: Model, case: str, built: nn.Module, *, tiny: bool, device: st
     return _training(model, built, called, inputs, there, loops=case != zoo.TRAIN)
 
 
-def _sizes(model: Model, inputs: Mapping[str, torch.Tensor]) -> tuple[str, int]:
+def _sizes(model: Model, inputs: Inputs) -> tuple[str, int]:
     if model.inputs == "image":
         rows, _, height, width = inputs["pixel_values"].shape
         return f"{rows} of {height} x {width}", rows
@@ -66,13 +67,7 @@ def _in_fp64(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x.double() if name == "pixel_values" else x for name, x in inputs.items()}
 
 
-def _forward(
-    model: Model,
-    built: nn.Module,
-    called: Callable[..., Any],
-    inputs: Mapping[str, torch.Tensor],
-    there: Mapping[str, Any],
-) -> Work:
+def _forward(model: Model, built: nn.Module, called: Called, inputs: Inputs, there: There) -> Work:
     """All logits, without a cache."""
     caches = model.inputs in ("causal", "encoder-decoder")
     given: dict[str, Any] = {**inputs, **({"use_cache": False} if caches else {})}
@@ -81,7 +76,7 @@ def _forward(
         given["decoder_input_ids"] = labels
 
     @torch.no_grad()
-    def logits(call: Callable[..., Any]) -> torch.Tensor:
+    def logits(call: Called) -> torch.Tensor:
         found: torch.Tensor = call(**given).logits
         return found
 
@@ -94,7 +89,7 @@ def _forward(
     return Work(shape, amount, lambda _: logits(called), lambda _: logits(called), truth, error)
 
 
-def _generating(model: Model, built: Any, static: bool, there: Mapping[str, Any]) -> Work:
+def _generating(model: Model, built: Any, static: bool, there: There) -> Work:
     """New tokens by `generate`, always the likeliest. Their logits are held to those of an fp64 model that reads the
     same tokens at once, so that another token at a near tie is no error."""
     prompt = zoo.prompt_of(model, built, **there)
@@ -134,14 +129,7 @@ def _compile_config(provider: str) -> Any:
     return CompileConfig(mode=None, options=options)
 
 
-def _training(
-    model: Model,
-    built: nn.Module,
-    called: Callable[..., Any],
-    inputs: Mapping[str, torch.Tensor],
-    there: Mapping[str, Any],
-    loops: bool,
-) -> Work:
+def _training(model: Model, built: nn.Module, called: Called, inputs: Inputs, there: There, loops: bool) -> Work:
     """Forward and backward; in a loop also the update of the weights, under autocast."""
     loop = Loop(built, there["device"]) if loops else None
 

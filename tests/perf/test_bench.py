@@ -145,9 +145,8 @@ def test_figures_that_are_too_good_are_named() -> None:
 
 
 def test_a_table_says_what_failed_and_has_cells_for_every_column() -> None:
-    assert "FAILED: a result is off" in bench_tables.suite(
-        [made_up_sweep("square", {keys("square", 1)[0]: None})], "square"
-    )
+    failed = made_up_sweep("square", {keys("square", 1)[0]: None})
+    assert "FAILED: a result is off" in bench_tables.suite([failed], "square")
     for name, suite in SUITES.items():
         every = made_up_sweep(name, {shape.key: 1.01 for shape in suite.shapes})
         rows = [bench_tables.row(every, key) for key in every["shapes"]]
@@ -165,8 +164,8 @@ def test_the_newest_committed_sweeps_of_a_gpu_are_shown(tmp_path: Path, monkeypa
     write_json(folder / "square-unseen-5.json", unseen)
     assert folder == tmp_path / "made-up-gpu" / "bench" / "3.6.0"
     found = bench_tables.committed(tmp_path)
-    versions = [(sweep["environment"]["triton"], sweep["unseen"]) for sweep in found]
-    assert versions == [("3.6.0", None), ("3.6.0", 5), ("3.10.0", None)]
+    versions = [("3.6.0", None), ("3.6.0", 5), ("3.10.0", None)]
+    assert [(sweep["environment"]["triton"], sweep["unseen"]) for sweep in found] == versions
     assert "| square unseen 5 |" in bench_tables.pages(found[:2])[bench_tables.PAGE]
     monkeypatch.setattr(environment, "RESULTS", tmp_path)
     monkeypatch.setattr(pages, "PAGES", ())
@@ -357,12 +356,10 @@ def test_importing_the_bench_makes_no_peer() -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_tutorial_peer_compiles_for_hopper(transposed: bool) -> None:
-    a, b, c = (torch.empty(256, 256, dtype=torch.bfloat16) for _ in range(3))
+    half = torch.empty(256, 256, dtype=torch.bfloat16)
     tiles = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
     arguments: dict[str, Any] = {"B_TRANSPOSED": transposed, "GROUP": peers.GROUP_M, **tiles}
-    arguments |= {
-        f"{name}_desc": TensorDescriptor.from_tensor(x, [1, 1]) for name, x in zip("abc", (a, b, c), strict=True)
-    }
+    arguments |= {name: TensorDescriptor.from_tensor(half, [1, 1]) for name in ("a_desc", "b_desc", "c_desc")}
     arguments |= dict.fromkeys("MNK", 256)
     peers.set_blocks(arguments)
     launch = aot.CapturedLaunch(peers.tutorial_kernel.fn, {**arguments, "num_warps": 4, "num_stages": 4})

@@ -66,12 +66,8 @@ def test_shards_are_the_list(count: int) -> None:
     jobs = zoo.listed()
     parts = models.shards(jobs, count)
     assert sorted(zoo.key(*job) for part in parts for job in part) == sorted(zoo.key(*job) for job in jobs)
-    homes = {model.name: set() for model, _ in jobs}  # type: ignore[var-annotated]
-    for i, part in enumerate(parts):
-        for model, case in part:
-            if case != zoo.FIRST_MINUTE:
-                homes[model.name].add(i)
-    assert all(len(home) <= 1 for home in homes.values())
+    models_of = [{model.name for model, case in part if case != zoo.FIRST_MINUTE} for part in parts]
+    assert sum(map(len, models_of)) == len(set().union(*models_of)), "a model's cases are together"
     costs = [models.cost(part) for part in parts]
     assert max(costs) <= max(1.5 * sum(costs) / count, max(models.COSTS.values()))
 
@@ -84,11 +80,8 @@ def test_cases_are_added_as_they_come_and_replaced_when_measured_again(tmp_path:
     assert record.add(file, MADE, {"a": {"seconds": 1}}) == []
     assert record.add(file, {**MADE, "commit": "def5678", "driver": "590"}, {"b": {"seconds": 2}}) == []
     assert record.add(file, MADE, {"a": {"seconds": 3}}) == []
-    found = read_json(file)
-    assert {name: (x["seconds"], x["commit"]) for name, x in found["cases"].items()} == {
-        "a": (3, "abc1234"),
-        "b": (2, "def5678"),
-    }
+    found = {name: (x["seconds"], x["commit"]) for name, x in read_json(file)["cases"].items()}
+    assert found == {"a": (3, "abc1234"), "b": (2, "def5678")}
 
 
 def test_a_failure_does_not_replace_a_result(tmp_path: Path) -> None:
@@ -107,10 +100,10 @@ def test_other_versions_drop_what_there_was(tmp_path: Path) -> None:
 
 
 def test_records_are_merged_where_they_belong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    others = [tmp_path / "one.json", tmp_path / "two.json"]
-    write_json(others[0], record_of(forward=1.0))
-    write_json(others[1], record_of(static=1.1))
-    assert models.main(["--merge", *map(str, others), "--out", str(tmp_path / "out")]) == 0
+    for name, found in {"one.json": record_of(forward=1.0), "two.json": record_of(static=1.1)}.items():
+        write_json(tmp_path / name, found)
+    others = [str(tmp_path / "one.json"), str(tmp_path / "two.json")]
+    assert models.main(["--merge", *others, "--out", str(tmp_path / "out")]) == 0
     found = read_json(tmp_path / "out" / "3.9.0.json")
     assert list(found["cases"]) == ["llama-1b, forward", "llama-1b, generate, static cache"]
     assert "1 cases of" in capsys.readouterr().out
@@ -150,10 +143,8 @@ def test_products_that_were_left_are_listed() -> None:
 
 
 def test_a_first_minute_is_a_table_of_its_own() -> None:
-    tokens = {
-        p: {f"{moment:g}": moment * speed for moment in tables.MOMENTS}
-        for p, speed in ((TORCH, 100), (OURS, 90), (tables.MEANWHILE, 99))
-    }
+    speeds = {TORCH: 100, OURS: 90, MEANWHILE: 99}
+    tokens = {name: {f"{at:g}": at * speed for at in tables.MOMENTS} for name, speed in speeds.items()}
     found = {"environment": MADE, "cases": {"llama-1b, first minute": {"tokens": tokens, "ratio": {"median": 0.9}}}}
     assert "| ratio | 0.900 | 0.900 |" in tables.text(found) and "| ratio | 0.990 | 0.990 |" in tables.text(found)
     assert "of inference" not in tables.text(found)
@@ -233,10 +224,8 @@ def test_words_choose_cases() -> None:
     def names(*arguments: str) -> list[str]:
         return [zoo.key(*job) for job in models.chosen(models.parse(list(arguments)))]
 
-    assert names("bert-base", "--case", "compiled", "training") == [
-        "bert-base, forward, compiled",
-        "bert-base, training step",
-    ]
+    chosen = names("bert-base", "--case", "compiled", "training")
+    assert chosen == ["bert-base, forward, compiled", "bert-base, training step"]
     assert len(names("--skip", "first", "static")) == len(names()) - 2 - 9
     assert names("llama-1b", "--tiny", "--case", "first", "training") == ["llama-1b, training step"]
 
