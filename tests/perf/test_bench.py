@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -140,8 +141,8 @@ def test_figures_that_are_too_good_are_named() -> None:
         fast = made_up_sweep("square", {size: 1.05}, environment={**SURROUNDINGS, "gpu": gpu})
         fast["shapes"][size]["providers"][OURS]["time_ms"] = spread(2 * 4096**3 / 950e9)
         assert scores.suspicious([fast]) == [f"square {size}: 950 TFLOPS"]
-    assert scores.suspicious([made_up_sweep("square", {size: 1.05})]) == []
-    assert scores.suspicious([made_up_sweep("square", {"512x512x512 nn": 1.3})]) == []
+    good = [made_up_sweep("square", {size: 1.05}), made_up_sweep("square", {"512x512x512 nn": 1.3})]
+    assert scores.suspicious(good) == []
 
 
 def test_a_table_says_what_failed_and_has_cells_for_every_column() -> None:
@@ -229,8 +230,7 @@ def test_the_command_measures_and_writes_down(tmp_path: Path, capsys: pytest.Cap
     assert (shape["seed"], shape["name"], scores.ratio(shape)) == (0, "tiny", 1.0)
     assert shape["providers"][OURS]["error"]["bound"] < 1
     queue = read_json(tmp_path / "tiny-queue.json")["shapes"]["24x16x40 nt"]["providers"]
-    assert 0 < queue[OURS]["least_ms"] <= queue[OURS]["time_ms"]["median"]
-    assert queue[OURS]["ratio"]["median"] > 0
+    assert 0 < queue[OURS]["least_ms"] <= queue[OURS]["time_ms"]["median"] and queue[OURS]["ratio"]["median"] > 0
     assert bench.main(["tiny-host", "--unseen", "3", "--limit", "1", "--out", str(tmp_path), "--dtype", "fp16"]) == 0
     (host,) = read_json(tmp_path / "tiny-host-fp16-unseen-3.json")["shapes"].values()
     assert host["mode"] == "fp16"
@@ -240,14 +240,8 @@ def test_the_command_measures_and_writes_down(tmp_path: Path, capsys: pytest.Cap
 def test_what_is_wrong_or_missing_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wrong(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        return a[:, :-1] @ b[:-1]
-
-    def not_taken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        raise UnsupportedOperandError("rows are not aligned")
-
-    file = tmp_path / "one.json"
-    monkeypatch.setitem(peers.PEERS, OURS, lambda _: timer.Provider("", wrong))
+    file, not_taken = tmp_path / "one.json", Mock(side_effect=UnsupportedOperandError("rows are not aligned"))
+    monkeypatch.setitem(peers.PEERS, OURS, lambda _: timer.Provider("", lambda a, b, c: a[:, :-1] @ b[:-1]))
     monkeypatch.setitem(peers.PEERS, "peer", lambda _: timer.Provider("", not_taken))
     names = f"{OURS},{CUBLAS},peer"
     assert bench.main(["tiny-graph", "--json", str(file), "--providers", names]) == 1
@@ -309,8 +303,7 @@ def test_rows_to_check_hold_the_edges_and_fit_the_work() -> None:
 
 def test_bytes_and_flop_count_the_batch() -> None:
     problem = Problem(2, 3, 5, "bf16", batch=7)
-    assert problem.flop == 2 * 7 * 2 * 3 * 5
-    assert problem.bytes() == 2 * 7 * (2 * 5 + 5 * 3 + 2 * 3)
+    assert (problem.flop, problem.bytes()) == (2 * 7 * 2 * 3 * 5, 2 * 7 * (2 * 5 + 5 * 3 + 2 * 3))
     assert problem.bytes({torch.float32, torch.bfloat16}) == 7 * (2 * (10 + 15) + 6 * 6)
 
 
@@ -367,6 +360,10 @@ def test_the_tutorial_peer_compiles_for_hopper(transposed: bool) -> None:
     assert compiled.spills == 0 and {"HGMMA", "UTMALDG", "UTMASTG"} <= set(compiled.instructions)
 
 
+def rows_of(record: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((environment.RESULTS / record).read_text().splitlines()))
+
+
 def test_routing_leaves_to_torch_what_records_show_slower() -> None:
     """`left_to_torch.SLOWER` is what some suite of what `use()` routes has below 0.9, by each GPU's newest Triton, and
     the mean of small batches of fp32 in a record of their own."""
@@ -379,10 +376,8 @@ def test_routing_leaves_to_torch_what_records_show_slower() -> None:
                 found = slower.setdefault(tuple(made["environment"]["capability"]), {})
                 if score.mean < 0.9:
                     found[dtype] = min(round(score.mean, 2), found.get(dtype, 1.0))
-    with (environment.RESULTS / "h200/attention-ieee.csv").open() as file:
-        rows = list(csv.DictReader(file))
     ratios: dict[bool, list[float]] = {True: [], False: []}
-    for row in rows:
+    for row in rows_of("h200/attention-ieee.csv"):
         small = max(int(row[name]) for name in "MNK") < left_to_torch.SMALL
         ratios[small].append(float(row["torch us"]) / float(row["us"]))
     slower[9, 0][torch.float32] = round(statistics.geometric_mean(ratios[True]), 2)
@@ -390,10 +385,8 @@ def test_routing_leaves_to_torch_what_records_show_slower() -> None:
 
 
 def test_groups_along_k_are_left_to_torch_by_the_record() -> None:
-    with (environment.RESULTS / "h100-80gb-hbm3/grouped.csv").open() as file:
-        rows = list(csv.DictReader(file))
     ratios: dict[str, list[float]] = {"rows": [], "products": []}
-    for row in rows:
+    for row in rows_of("h100-80gb-hbm3/grouped.csv"):
         ratios[row["groups_of"]].append(float(row["torch_us"]) / float(row["triton_gemm_us"]))
     assert round(statistics.geometric_mean(ratios["products"]), 2) == other_products.K_IN_GROUPS[9, 0] < 0.9
     assert statistics.geometric_mean(ratios["rows"]) > other_products.NOT_SLOWER
