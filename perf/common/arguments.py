@@ -57,13 +57,8 @@ def shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def given(parser: argparse.ArgumentParser, found: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """The flags among `names` that are not as they are by default."""
-    return [f"--{name}" for name in names if getattr(found, name) != parser.get_default(name)]
-
-
 def refuse(parser: argparse.ArgumentParser, found: argparse.Namespace, names: Iterable[str], why: str) -> None:
     """Ends the program, as argparse does, where a flag among `names` is given; `why` it would be ignored."""
-    ignored = given(parser, found, names)
+    ignored = [f"--{name}" for name in names if getattr(found, name) != parser.get_default(name)]
     if ignored:
         parser.error(f"{', '.join(ignored)} would be ignored: {why}")
