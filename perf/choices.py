@@ -121,10 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     for gpu, today in chosen_as_recorded().items():
         file = RESULTS / slug(gpu) / FILE
-        before = {}
-        if file.exists():
-            with file.open(newline="") as opened:
-                before = {row["product"]: row["choice"] for row in csv.DictReader(opened)}
+        before = dict(csv.reader(file.read_text().splitlines()[1:])) if file.exists() else {}
         found = list(compared(today, before, timed_products(gpu, RESULTS)))
         if given.changes:
             found = [replace(x, lost=0.0) if x.before == x.today else x for x in found]

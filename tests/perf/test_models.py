@@ -6,6 +6,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -185,10 +186,7 @@ def test_a_case_that_fails_says_why_and_the_rest_goes_on(monkeypatch: pytest.Mon
 
 
 def test_a_model_that_cannot_be_built_fails_in_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(model: Any, tiny: bool) -> Any:
-        raise MemoryError("out of it")
-
-    monkeypatch.setattr(models, "build", build)
+    monkeypatch.setattr(models, "build", Mock(side_effect=MemoryError("out of it")))
     found = dict(models.results([(zoo.BY_NAME["gpt2"], case) for case in (zoo.FORWARD, zoo.TRAIN)], given()))
     assert ["MemoryError: out of it" in x["failed"] for x in found.values()] == [True, True]
 

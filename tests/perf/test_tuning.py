@@ -51,7 +51,7 @@ SHIPPED_FROM = {
 }
 
 
-def test_what_is_drawn() -> None:
+def test_what_is_drawn_and_listed() -> None:
     problems = drawn(3)
     assert len(problems) == len(set(problems)) == sum(DRAWN.values()) == 200
     assert problems == drawn(3) and not set(problems).intersection(drawn(4))
@@ -62,9 +62,6 @@ def test_what_is_drawn() -> None:
     assert len(set(twice)) == TWICE and set(twice) <= set(problems)
     of_layers = RUNS["layers"].problems(3)
     assert len(set(of_layers)) == LAYERS and all(100 <= problem.M <= 1000 for problem in of_layers)
-
-
-def test_what_is_listed() -> None:
     assert len(listed(1)) == len(set(listed(1))) >= len(SUITES["llm"].shapes)
 
 
