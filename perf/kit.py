@@ -178,10 +178,8 @@ def with_other_bits(of: kit.Kit, processes: int) -> list[str]:
 def _sum_of(found: Sequence[Compared], kernels: int) -> str:
     seen = frozenset[str]().union(*(x.keys for x in found))
     same, refused, other = sum(x.same for x in found), sum(x.refused for x in found), sum(len(x.other) for x in found)
-    return (
-        f"{len(seen)} of {kernels} kernels; GEMMs: {same} with equal bits, {other} with others, "
-        f"{refused} not compiled here"
-    )
+    gemms = f"{same} with equal bits, {other} with others, {refused} not compiled here"
+    return f"{len(seen)} of {kernels} kernels; GEMMs: {gemms}"
 
 
 class Compared(NamedTuple):

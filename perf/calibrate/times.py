@@ -135,11 +135,9 @@ def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
             given = kernels.repack.repacked(problem, packed)
             known[packed, swap_ab] = given.swap_ab() if swap_ab else given
         given = known[packed, swap_ab]
-        work: Schedule | int = fields["split_k"]
-        if fields["programs"] is not None:
-            work = Schedule(
-                fields["programs"], fields["split_tiles"], fields["split_k"], reduction=bool(fields["reduction"])
-            )
+        programs, tiles, work = (fields[name] for name in ("programs", "split_tiles", "split_k"))
+        if programs is not None:
+            work = Schedule(programs, tiles, work, reduction=bool(fields["reduction"]))
         algorithm = Algorithm(fields["kernel"], config, work, swap_ab=swap_ab, packed=packed)
         us[Candidate(given, algorithm)] = fields["us"]
     return Measured(shape, entry["mode"], entry["cublas_us"], us)
@@ -158,9 +156,8 @@ def _of_tuning(product: Mapping[str, Any], device: DeviceInfo) -> Measured | Non
     times = times_of(product)
     ranks = ranked(gemm_problem(shape, mode), device) if times else ()
     by_name = {named(Selection.of(candidate, "")): candidate for _, candidate in ranks}
-    return Measured(
-        shape, mode, math.nan, {candidate: times[name] for name, candidate in by_name.items() if name in times}
-    )
+    us = {candidate: times[name] for name, candidate in by_name.items() if name in times}
+    return Measured(shape, mode, math.nan, us)
 
 
 def _row(candidate: Candidate, us: float) -> list[Any]:

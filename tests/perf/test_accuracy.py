@@ -15,7 +15,6 @@ from perf.accuracy.candidates import KINDS, Operands
 from perf.accuracy.inputs import ERRORS, INPUTS, Drawing, drawn
 from perf.accuracy.judge import answer, failures, questions
 from perf.common.files import read_json, write_json
-from perf.measure import environment
 from tests.support.report_records import SURROUNDINGS
 
 CPU, SIZE = torch.device("cpu"), (13, 9, 70)
@@ -120,7 +119,7 @@ def made_up_record(share: float = 0.25, count: int = 0) -> dict[str, Any]:
         return {"kind": kind, **size, "kernel": kernel, "bits": bits, "way": "it", "of_bound": bounds, "wrong": counts}
 
     return {
-        "environment": {**SURROUNDINGS, "sources": environment.source_hash("accuracy")},
+        "environment": SURROUNDINGS,
         "ways": [row("bf16", "portable", "one"), row("bf16", "portable", "two"), row("ieee", "fma", "one")],
         "long": [row("bf16", "portable", "one")],
         "ends": [{"kind": "bf16", "wrong": {"K = 0": 0}}],

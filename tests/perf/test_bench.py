@@ -242,8 +242,7 @@ def test_what_is_wrong_or_missing_is_reported(
     file, not_taken = tmp_path / "one.json", Mock(side_effect=UnsupportedOperandError("rows are not aligned"))
     monkeypatch.setitem(peers.PEERS, OURS, lambda _: timer.Provider("", lambda a, b, c: a[:, :-1] @ b[:-1]))
     monkeypatch.setitem(peers.PEERS, "peer", lambda _: timer.Provider("", not_taken))
-    names = f"{OURS},{CUBLAS},peer"
-    assert bench.main(["tiny-graph", "--json", str(file), "--providers", names]) == 1
+    assert bench.main(["tiny-graph", "--json", str(file), "--providers", f"{OURS},{CUBLAS},peer"]) == 1
     assert f"FAILED {OURS} on tiny-graph 24x16x40 nt" in capsys.readouterr().err
     results = read_json(file)["shapes"]["24x16x40 nt"]["providers"]
     assert results["peer"] == {"absent": "rows are not aligned"} and "time_ms" in results[CUBLAS]

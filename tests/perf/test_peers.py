@@ -144,10 +144,8 @@ def test_compiling_is_not_in_the_time_and_is_bounded(tunable: TunableOp, monkeyp
     assert found["absent"] == f"torch.compile took {takes} s, more than {peers.COMPILE_S} s" and "time_ms" not in found
     assert limits == [peers.COMPILE_S] * 2
 
-    def broken(*_: object, **__: object) -> timer.Call:
-        raise torch._dynamo.exc.TorchDynamoException("no compiler\nand more")
-
-    monkeypatch.setattr(torch, "compile", broken)
+    error = torch._dynamo.exc.TorchDynamoException("no compiler\nand more")
+    monkeypatch.setattr(torch, "compile", Mock(side_effect=error))
     assert measure()[INDUCTOR] == {"absent": "torch.compile: no compiler"}
 
 
@@ -187,11 +185,7 @@ def test_pages_show_peers_where_they_were_measured() -> None:
 
 def test_the_picture_shows_peers_where_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     legends: list[set[str]] = []
-
-    def legend(axes: Any) -> None:
-        legends.append(set(axes.get_legend_handles_labels()[1]))
-
-    monkeypatch.setattr(plots, "legend_below", legend)
+    monkeypatch.setattr(plots, "legend_below", lambda axes: legends.append({*axes.get_legend_handles_labels()[1]}))
     for peer in ({}, {TUNED: TIMED, INDUCTOR: ABSENT}):
         points = bench_tables.points([swept("tf32", peer), swept("ieee", {})])
         assert plots.precisions(points, "somewhere", tmp_path / "precision.png").is_file()
