@@ -17,7 +17,9 @@ from perf.models.truth import error, error_of_gradients, gradients, twin
 from perf.models.zoo import Model
 
 TINY_GENERATED = 4
-Called, Inputs, There = Callable[..., Any], Mapping[str, torch.Tensor], Mapping[str, Any]
+Called = Callable[..., Any]
+Inputs = Mapping[str, torch.Tensor]
+There = Mapping[str, Any]
 # Compiled steps of `generate` are kept apart by an option that changes nothing else: CUDA graphs hold the kernels that
 # they were captured with, and Dynamo takes one compiled model for another where all their options are equal.
 RERECORDED = {TORCH: 1 << 20, OURS: (1 << 20) + 1}
