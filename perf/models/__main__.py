@@ -187,8 +187,7 @@ def chosen(given: argparse.Namespace) -> list[Job]:
         and not any(word in case for word in given.skip)
         and not (given.tiny and case == zoo.FIRST_MINUTE)
     ]
-    index, count = given.shard
-    return shards(jobs, count)[index - 1]
+    return shards(jobs, given.shard[1])[given.shard[0] - 1]
 
 
 def shards(jobs: Sequence[Job], count: int) -> list[list[Job]]:

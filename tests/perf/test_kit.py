@@ -57,8 +57,7 @@ def test_what_models_multiply() -> None:
     experts = [x for x in found if x.groups == "m"]
     assert {(x.batch, x.N) for x in experts} >= {(8, 2 * inner), (8, 4096)}
     assert {x.M for x in experts if x.N == 4096} >= {2 * rows for rows in products.DECODED}
-    linear = {(x.M, x.N, x.K) for x in found if x.groups is None}
-    rows = model.rows * model.length
+    linear, rows = {(x.M, x.N, x.K) for x in found if x.groups is None}, model.rows * model.length
     assert {(1, 8, 4096), (rows, 4096, 4096), (32000, 4096, rows)} <= linear  # a router, a layer, a weight's gradient
     assert [*found] == [*products.problems(model, SEEDS[0])] != [*products.problems(model, SEEDS[1])]
 
