@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,19 +30,12 @@ class TunableOp:
 
     def __init__(self) -> None:
         self.enabled = False
-        self.prepared: dict[str, object] = {}
+        self.prepared = Mock()
+        self.set_cublaslt_requested_algo_count = self.prepared.count
+        self.set_filename, self.set_rotating_buffer_size = self.prepared.file, self.prepared.rotating
+        self.tuning_enable = self.prepared.tuning
         self.results: dict[str, str] = {}
         self.library = "cublas"
-
-    def set_cublaslt_requested_algo_count(self, count: int) -> None: ...
-    def set_filename(self, name: str) -> None:
-        self.prepared["file"] = name
-
-    def set_rotating_buffer_size(self, megabytes: int) -> None:
-        self.prepared["rotating"] = megabytes
-
-    def tuning_enable(self, on: bool) -> None:
-        self.prepared["tuning"] = on
 
     def enable(self, on: bool) -> None:
         self.enabled = on
@@ -101,8 +95,9 @@ def test_tuned_cublaslt_is_measured_apart_from_cublas(tunable: TunableOp, monkey
     assert found[TUNED]["time_ms"]["median"] == 1.0 and found[OURS]["ratio_to"][TUNED]["median"] == 1.0
     assert set(seen) == {(False, "cublas")}
     assert (tunable.enabled, tunable.library) == (False, "cublas")
-    assert tunable.prepared["rotating"] == -1 and tunable.prepared["tuning"] is True
-    assert Path(str(tunable.prepared["file"])).parent.is_dir(), "no file where the bench was started"
+    tunable.prepared.rotating.assert_called_once_with(-1)
+    tunable.prepared.tuning.assert_called_once_with(True)
+    assert Path(tunable.prepared.file.call_args[0][0]).parent.is_dir(), "no file where the bench was started"
     assert measure()[TUNED]["config"] == "Gemm_Cublaslt_id_0", "tuned before"
     assert len(tunable.results) == 1
 
@@ -149,10 +144,8 @@ def test_compiling_is_not_in_the_time_and_is_bounded(tunable: TunableOp, monkeyp
     assert found["absent"] == f"torch.compile took {takes} s, more than {peers.COMPILE_S} s" and "time_ms" not in found
     assert limits == [peers.COMPILE_S] * 2
 
-    def broken(*_: object, **__: object) -> timer.Call:
-        raise torch._dynamo.exc.TorchDynamoException("no compiler\nand more")
-
-    monkeypatch.setattr(torch, "compile", broken)
+    error = torch._dynamo.exc.TorchDynamoException("no compiler\nand more")
+    monkeypatch.setattr(torch, "compile", Mock(side_effect=error))
     assert measure()[INDUCTOR] == {"absent": "torch.compile: no compiler"}
 
 
@@ -181,10 +174,8 @@ def test_pages_show_peers_where_they_were_measured() -> None:
     assert [score.over for score in scores.scores(without)] == [CUBLAS]
     assert bench_tables.absences(without) == []
     sweeps = [swept("square", {TUNED: ABSENT, INDUCTOR: TIMED}, {TUNED: ABSENT, INDUCTOR: {"absent": "slow"}})]
-    assert [(score.over, len(score.ratios), score.missing) for score in scores.scores(sweeps[0])] == [
-        (CUBLAS, 2, 0),
-        (INDUCTOR, 1, 1),
-    ]
+    found = [(score.over, len(score.ratios), score.missing) for score in scores.scores(sweeps[0])]
+    assert found == [(CUBLAS, 2, 0), (INDUCTOR, 1, 1)]
     page = "".join(bench_tables.pages(sweeps).values())
     assert f"| to {TUNED} | to {INDUCTOR} |" in page and f"| square | {TUNED} |" not in page
     assert f"{TUNED} is absent on all shapes: {ABSENT['absent']}." in page
@@ -194,11 +185,7 @@ def test_pages_show_peers_where_they_were_measured() -> None:
 
 def test_the_picture_shows_peers_where_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     legends: list[set[str]] = []
-
-    def legend(axes: Any) -> None:
-        legends.append(set(axes.get_legend_handles_labels()[1]))
-
-    monkeypatch.setattr(plots, "legend_below", legend)
+    monkeypatch.setattr(plots, "legend_below", lambda axes: legends.append({*axes.get_legend_handles_labels()[1]}))
     for peer in ({}, {TUNED: TIMED, INDUCTOR: ABSENT}):
         points = bench_tables.points([swept("tf32", peer), swept("ieee", {})])
         assert plots.precisions(points, "somewhere", tmp_path / "precision.png").is_file()
