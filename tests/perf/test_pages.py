@@ -10,7 +10,6 @@ import pytest
 
 from perf.common import formats
 from perf.ladder import autotuner, views
-from perf.ladder.drawings import pictures
 from perf.ladder.drawings.traces import HOPPER, RUNGS
 from perf.ladder.record import Record
 from perf.measure import environment
@@ -91,7 +90,6 @@ def page_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         record.save()
     monkeypatch.setattr(environment, "RESULTS", results)
     monkeypatch.setattr(pages, "PAGES", (target,))
-    monkeypatch.setattr(pictures, "DRAWINGS", {})
     monkeypatch.setattr(environment, "source_hash", lambda _: "1" * 12)
     return target
 
