@@ -46,7 +46,7 @@ def test_a_page_says_where_two_runs_chose_differently() -> None:
     assert 0 < len(differ) < len(tunings)
     for tuning in tunings:
         (share,) = [tuning.share(one) for one in tuning.timed if str(one.config) == chosen[tuning.rung.id]]
-        words = "".join(rung_page._tuned(tuning.rung, record, environment.ROOT))
+        words = "".join(rung_page._tuned(tuning.rung, record))
         assert (f": here {100 * share:.1f} % of that speed." in words) == (tuning in differ) == ("another run" in words)
 
 
@@ -105,7 +105,7 @@ def test_pages_and_pictures_are_made_again_and_say_when_the_sources_changed(
     assert "is stale: python -m perf.pages" in capsys.readouterr().err
     assert pages.main([]) == 0
     assert pages.main(["--check"]) == 0
-    for page, name in ((second, "ladder.png"), (tuning, "tuning-k11.png")):
+    for page, name in ((second, "ladder.png"), (tuning, "tuning.png")):
         assert f"]({name})" in page.read_text() and 5_000 < (second.parent / name).stat().st_size < 150_000
     assert "Commit `abc1234`." in page_of_two.read_text()
     assert "Commit not recorded." in page_of_two.read_text()
