@@ -92,13 +92,12 @@ def label_ends(axes: Axes, lines: Sequence[Line2D]) -> None:
         axes.text(1.115, height, str(line.get_label()), transform=axes.transAxes, va="center", fontsize=LABEL_SIZE)
 
 
-def legend_below(axes: Axes, *handles: Any, below: float = 40, ncols: int | None = None) -> None:
-    """A legend in one line or in `ncols` columns, `below` points under the axes: of all labelled artists,
-    or of `handles`."""
+def legend_below(axes: Axes, *handles: Any, below: float = 40) -> None:
+    """A legend in one line, `below` points under the axes: of all labelled artists, or of `handles`."""
     under = axes.transAxes + ScaledTranslation(0, -below / 72, axes.figure.dpi_scale_trans)
     shown = list(handles) or axes.get_legend_handles_labels()[0]
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": under, "borderaxespad": 0}
-    axes.legend(handles=shown, ncols=ncols or len(shown), fontsize=LABEL_SIZE, columnspacing=1.4, **place)
+    axes.legend(handles=shown, ncols=len(shown), fontsize=LABEL_SIZE, columnspacing=1.4, **place)
 
 
 def note(axes: Axes, *paragraphs: str, below: float = 40, width: int = 100) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perf.common import formats
-from perf.ladder import views
 from perf.ladder.counters import LARGE_SIZE, READY, S3_SIZE, SIZE, STALLS, TAUGHT, UNITS, of_s3
 from perf.ladder.record import CountedLaunch, Record
 from perf.measure import roofline
@@ -18,7 +17,6 @@ from triton_gemm.ladder import LADDER, Rung
 Figures = Mapping[str, float]
 WORTH_SAYING = 0.05  # of the cycles between a warp's instructions
 MOST_WAITS = 3
-PICTURE = "roofline-counted.png"
 NOTE = (
     "Shares of each unit's peak rate at the launch's own clock, while the kernel that multiplies runs, with cold "
     "caches. L2's bytes are what it sent to the SMs and took from them; those of DRAM were read and written. The least "
@@ -197,13 +195,3 @@ def loads(record: Record) -> str:
     note = "S3 counts a word once for each thread that reads it; the counters count one that a whole warp shares once."
     columns = ["kernel", "words a result loads from", "taught", "counted"]
     return f"{formats.table(columns, rows)}\n\n{note}" if rows else ""
-
-
-def points(record: Record) -> Sequence[tuple[Rung, float, float, float]]:
-    """Each rung's TFLOPS, and FLOP for each byte that DRAM and that L2 carried, by the counters. The TFLOPS are those
-    of the ladder where it has the rung at SIZE, whose clocks are the GPU's own."""
-    timed = {step.rung.id: step.tflops for step in views.ladder(record) if step.problem.M == SIZE}
-    return [
-        (one.rung, timed.get(one.rung.id) or one.tflops, one.flop / one.dram_bytes, one.flop / one.l2_bytes)
-        for one in counted(record)
-    ]

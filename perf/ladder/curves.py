@@ -1,4 +1,4 @@
-"""The pictures with curves: speed against size, and against the bytes that it costs. They measure nothing."""
+"""The pictures with curves: speed against size, and the roofline. They measure nothing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from matplotlib.lines import Line2D
 
 from perf.common import formats
 from perf.common.style import BLACK, CUBLAS_STYLE, LABEL_SIZE, PALE, RUNG_COLORS, RUNG_MARKS, label_ends, note, save
-from perf.ladder import counted, views
-from perf.ladder.counters import SIZE
+from perf.ladder import views
 from perf.ladder.record import ProblemResult, Record
 from perf.ladder.rungs_and_twins import MODE_TITLES, stem_of
 from perf.measure.providers import CUBLAS
-from perf.measure.roofline import L2_BYTES_PER_CLOCK
 from reference_cuda import TWINS
-from triton_gemm.ladder import LADDER, Rung
+from triton_gemm.ladder import LADDER
 
 SWEEP_COLUMNS = "size,provider,tflops,tflops_p20,tflops_p80,time_ms,ratio_to_cublas,call_us,error,config"
 TWIN_MARKS = "s^v"  # of the twins of one rung, in their order; no rung has them
@@ -161,62 +159,22 @@ def twin_style(stem: str) -> dict[str, Any]:
     return {**rung_style(rung.name), "marker": TWIN_MARKS[siblings.index(stem)], "linestyle": "--"}
 
 
-def roofline(record: Record, folder: Path) -> Path:
-    """Every rung under the measured ceilings, at the sizes whose rows are aligned; the sweeps show the others."""
-    figure, axes = plt.subplots(figsize=(8, 5.2))
-    lines = [
-        axes.plot(*zip(*points, strict=True), label=f"{rung.id} {rung.title}", **_mark(rung), linewidth=1)[0]
-        for rung, points in views.under_roofs(record)
-    ]
-    _roofs(axes, record, lines)
-    axes.set_xlabel("FLOP for each byte that must cross DRAM (A and B read once, C written once)")
-    axes.set_title(f"Every rung under measured ceilings\n{views.gpu(record)}")
-    note(axes, ROOFLINE, width=125)
-    return save(figure, folder / "roofline.png")
-
-
-def counted_roofline(record: Record, folder: Path) -> Path:
-    """Every rung at the ladder's size under the ceilings, by the bytes that DRAM and L2 carried."""
-    figure, axes = plt.subplots(figsize=(8, 5.2))
-    lines = []
-    for rung, tflops, of_dram, of_l2 in counted.points(record):
-        style = _mark(rung)
-        axes.plot([of_l2, of_dram], [tflops, tflops], color=style["color"], linewidth=0.6)
-        axes.plot(of_l2, tflops, **{**style, "markerfacecolor": "white"})
-        lines += axes.plot(of_dram, tflops, label=f"{rung.id} {rung.title}", **style)
-    clock = record.ceilings["measured"].sm_clock_mhz
-    ports = record.environment["num_sms"] * L2_BYTES_PER_CLOCK * (clock or 0) / 1e6
-    _roofs(axes, record, lines, {f"the SMs' ports to L2, {ports:.1f} TB/s": ports} if clock else {}, cublas=False)
-    axes.set_xlabel("FLOP for each byte that was moved, by Nsight Compute's counters")
-    axes.set_title(f"What every rung moves, M = N = K = {SIZE}\n{views.gpu(record)}")
-    note(axes, COUNTED_ROOFLINE, width=125)
-    return save(figure, folder / counted.PICTURE)
-
-
 ROOFLINE = (
     "A mark for each size M = N = K that is a multiple of 16, larger to the right; the sweeps have the other sizes. "
     "cuBLAS's mark stands where it was fastest."
 )
-COUNTED_ROOFLINE = (
-    "Two marks a rung: hollow for the bytes between L2 and the SMs, filled for those of DRAM. The further apart they "
-    "are, the more often L2 served what DRAM had sent once. A hollow mark near the slope of the ports is bound by L2, "
-    "a filled one near a copy's by DRAM, and marks near a flat line by arithmetic."
-)
 
 
-def _mark(rung: Rung) -> dict[str, Any]:
-    return {**rung_style(rung.name), "markersize": MARK_SIZE}
-
-
-def _roofs(
-    axes: Axes, record: Record, lines: list[Line2D], more: dict[str, float] | None = None, *, cublas: bool = True
-) -> None:
-    """Draws the ceilings around what is drawn, and names all: a copy's bandwidth and arithmetic's rates. more: other
-    bandwidths in TB/s, by their labels; cublas: whether a mark shows where cuBLAS was fastest, by the bytes that must
-    cross DRAM."""
+def roofline(record: Record, folder: Path) -> Path:
+    """Every rung under the measured ceilings, a copy's bandwidth and arithmetic's rates, at the sizes whose rows are
+    aligned; the sweeps show the others."""
+    figure, axes = plt.subplots(figsize=(8, 5.2))
+    lines = []
+    for rung, points in views.under_roofs(record):
+        style = {**rung_style(rung.name), "markersize": MARK_SIZE, "linewidth": 1}
+        lines += axes.plot(*zip(*points, strict=True), label=f"{rung.id} {rung.title}", **style)
     copy, roofs = views.roofs(record)
-    slopes = ({f"copy, {copy:.2f} TB/s": copy} if copy else {}) | (more or {})
-    measured = [roof.intensity for roof in roofs if roof.intensity] if cublas else []
+    measured = [roof.intensity for roof in roofs if roof.intensity]
     xs = [*measured, *(x for line in axes.lines for x in np.asarray(line.get_xdata(), dtype=float))]
     ys = [*(roof.tflops for roof in roofs), *(y for line in axes.lines for y in np.asarray(line.get_ydata()))]
     axes.set_xscale("log")
@@ -228,20 +186,23 @@ def _roofs(
         axis.set_minor_formatter("")
     left, right = axes.get_xlim()
     x = np.union1d(np.geomspace(left, right, 200), np.array(measured))
-    style: dict[str, Any] = {"color": BLACK, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
+    style = {"color": BLACK, "linewidth": 1, "linestyle": ":", "zorder": 1.5}
     for roof in roofs:
-        under = np.minimum(x * max(slopes.values(), default=np.inf), roof.tflops)
+        under = np.minimum(x * (copy or np.inf), roof.tflops)
         lines += axes.plot(x, under, label=f"{roof.label}: {formats.number(roof.tflops)}", **style)
         if roof.intensity in measured:
             lines[-1].set(linestyle="-", markevery=[int(np.searchsorted(x, roof.intensity))], markersize=5)
             lines[-1].set(**CUBLAS_STYLE)
     top = max(roof.tflops for roof in roofs)
-    for bandwidth in slopes.values():
-        axes.plot(x[x * bandwidth <= top], x[x * bandwidth <= top] * bandwidth, **style)
-    for text, bandwidth in slopes.items():
-        _name_slope(axes, text, max(x[0], axes.get_ylim()[0] / bandwidth), bandwidth)
+    if copy:
+        axes.plot(x[x * copy <= top], x[x * copy <= top] * copy, **style)
+        _name_slope(axes, f"copy, {copy:.2f} TB/s", max(x[0], axes.get_ylim()[0] / copy), copy)
     label_ends(axes, lines)
     axes.set_ylabel("TFLOPS")
+    axes.set_xlabel("FLOP for each byte that must cross DRAM (A and B read once, C written once)")
+    axes.set_title(f"Every rung under measured ceilings\n{views.gpu(record)}")
+    note(axes, ROOFLINE, width=125)
+    return save(figure, folder / "roofline.png")
 
 
 def _name_slope(axes: Axes, text: str, x: float, bandwidth: float) -> None:

@@ -7,15 +7,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from perf.ladder.drawings import replay, times, traces
+from perf.ladder.clock_model import LATENCY_CLOCKS
+from perf.ladder.drawings import replay, traces
 from perf.ladder.drawings.traces import LINE, RUNGS, SECTOR
 from perf.ladder.explorer import PAGE as EXPLORER
+from perf.measure.roofline import L2_BYTES_PER_CLOCK
 from triton_gemm.ladder.exercises.player import COUNTED, Scene, page, rectangles, scene
 
 PAGE = EXPLORER.with_name("player.html")
 WORD = 4  # bytes
 TOGETHER = 33  # programs of a wave in a step
 LOAD = "moved"  # on a clock: of the colour that loads have in the drawings
+DURATIONS = (
+    "Order and waits are the kernel's. Durations are arithmetic: a load takes a clock for "
+    f"{L2_BYTES_PER_CLOCK} bytes, and {LATENCY_CLOCKS} more; a product runs at the units' peak; "
+    "a program is alone on its SM."
+)
+ONE_SLOT = "Three stages are drawn, which have two slots; two stages have one."  # of k06
 PLAYED = ("k01", "k02", "k03", "k04", "k05", "k06", "k08", "k09", "k11")
 
 
@@ -85,7 +93,7 @@ def clock(rung: str, bars: Sequence[replay.Bar], slots: int, waits: Sequence[Any
                 found.append([slots, kind, bar.start, bar.end, bar.step, True])
     what, note = (
         f"{title(rung)}: loads and products over time",
-        f"Numbers are steps of K. {times.DURATIONS}" + f" {times.ONE_SLOT}" * (rung == "k06"),
+        f"Numbers are steps of K. {DURATIONS}" + f" {ONE_SLOT}" * (rung == "k06"),
     )
     key = {LOAD: "load on its way", "store": "store of C"}
     counted = {LOAD if kind == "load" else kind: name for kind, name in COUNTED.items()}

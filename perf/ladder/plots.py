@@ -27,9 +27,9 @@ from perf.common.style import (
     save,
 )
 from perf.ladder import autotuner, curves, published, static, views
-from perf.ladder.counted import counted as counted_rungs
 from perf.ladder.record import Record, StaticFacts, Timed
 from perf.measure import environment
+from triton_gemm.ladder.command import spelled
 
 ARCHITECTURE_MARKS = "os^vP"
 
@@ -43,7 +43,6 @@ def everything(record: Record, folder: Path) -> list[Path]:
             pictures.append(ladder(record, folder))
         if views.roofs(record)[1] and views.under_roofs(record):
             pictures.append(curves.roofline(record, folder))
-            pictures += counted(record, folder)
         pictures += [experiment(record, source, folder) for source in views.compared_experiments(record)]
         if views.factors(record):
             pictures.append(factors(record, folder))
@@ -52,18 +51,33 @@ def everything(record: Record, folder: Path) -> list[Path]:
     return pictures + tunings(record, folder)
 
 
-def counted(record: Record, folder: Path) -> list[Path]:
-    """What the rungs moved, if that was counted."""
-    if not counted_rungs(record) or "measured" not in record.ceilings or not views.roofs(record)[1]:
+def tunings(record: Record, folder: Path) -> list[Path]:
+    """Every configuration that the autotuner timed, as a share of its rung's fastest; nothing if none is recorded."""
+    found = autotuner.shown(record)
+    if not found:
         return []
     with plt.rc_context(STYLE):
-        return [curves.counted_roofline(record, folder)]
+        figure, axes = plt.subplots(figsize=(5.6, 0.4 * len(found) + 0.8))
+        across: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "fontsize": LABEL_SIZE, "va": "center"}
+        for row, tuning in enumerate(found):
+            color = curves.rung_style(tuning.rung.name)["color"]
+            shares = [100 * tuning.share(timed) for timed in tuning.timed]
+            axes.plot(shares, [row] * len(shares), "o", color=color, alpha=0.6, label="" if row else TIMED)
+            if tuning.modelled:
+                style = {"color": BLACK, "markerfacecolor": "none", "markersize": 11}
+                axes.plot(100 * tuning.share(tuning.modelled), row, "s", label="" if row else MODELLED, **style)
+            for x, cell in ((1.04, formats.number(tuning.fastest.tflops)), (1.2, spelled(tuning.fastest.config))):
+                axes.text(x, row, cell, **across)
+        for x, heading in ((1.04, "TFLOPS"), (1.2, "the fastest: tile, warps, stages, GROUP_M")):
+            axes.text(x, -1, heading, color=GREY, **across)
+        axes.set(xlim=(0, 103), ylim=(len(found) - 0.5, -0.6), xlabel="% of the fastest configuration's speed")
+        axes.set_yticks(range(len(found)), [f"{tuning.rung.id} {tuning.rung.title}" for tuning in found])
+        axes.set_title(f"What the autotuner timed, M = N = K = {found[0].size[0]}\n{views.gpu(record)}", pad=22)
+        legend_below(axes)
+        return [save(figure, folder / autotuner.PICTURE)]
 
 
-def tunings(record: Record, folder: Path) -> list[Path]:
-    """A picture for each rung whose tuning is recorded at the ladder's size."""
-    with plt.rc_context({**STYLE, "savefig.dpi": 120}):  # there are many, with much text
-        return [autotuner.draw(tuning, folder) for tuning in autotuner.shown(record)]
+TIMED, MODELLED = "a configuration, in the rung's colour", "the model's choice"
 
 
 def ladder(record: Record, folder: Path) -> Path:
@@ -151,14 +165,11 @@ def _ladder_bar(axes: Axes, y: float, step: views.Step, provider: str, text: str
 
 
 def experiment(record: Record, source: published.Experiment, folder: Path) -> Path:
-    """Speed-ups over the source's own naive kernel, here and as published; GFLOPS where the naive one has no time."""
-    rows = [row for row in views.experiment(record, source) if row.time_ms]
-    speedups = [row.speedup for row in rows if row.speedup]
-    has_naive = len(speedups) == len(rows)
-    here = speedups if has_naive else [row.gflops or 0.0 for row in rows]
-    published = [row.published_speedup if has_naive else None for row in rows]
+    """Speed-ups over the source's own naive kernel, here and as published."""
+    rows = [row for row in views.experiment(record, source) if row.speedup]
+    here, published = [row.speedup for row in rows], [row.published_speedup for row in rows]
     columns = {
-        "here" if has_naive else "GFLOPS": [f"{formats.number(value)}{'x' if has_naive else ''}" for value in here],
+        "here": [f"{formats.number(value)}x" for value in here],
         "published": [f"{formats.number(value)}x" if value else None for value in published],
         "ms here": [formats.number(row.time_ms) for row in rows],
         "of cuBLAS": [formats.percent(row.cublas_share) for row in rows],
@@ -168,7 +179,7 @@ def experiment(record: Record, source: published.Experiment, folder: Path) -> Pa
         {f"its twins here, on {views.gpu(record)}": (here, CUDA), "published, on the author's GPU": (published, GREY)},
         columns,
     )
-    axes.set_xlabel("speed-up over the source's naive kernel (log scale)" if has_naive else "GFLOPS (log scale)")
+    axes.set_xlabel("speed-up over the source's naive kernel (log scale)")
     axes.set_title(f"{source.id}: {source.source}\nM = N = K = {source.size}, hot L2")
     return save(figure, folder / f"experiment-{source.id}.png")
 

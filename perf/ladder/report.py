@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DeviceLostError as lost:
         print(f"error: the GPU cannot be used any more {lost}; what was measured is kept", file=sys.stderr)
         return 1
-    draw = plots.tunings if options.tuning else plots.counted if options.counters else plots.everything
-    pictures = draw(record, folder)
+    draw = plots.tunings if options.tuning else plots.everything
+    pictures = [] if options.counters else draw(record, folder)
     adding = options.tuning or options.counters
     written = report_page.write(record, folder.glob("*.png") if adding else pictures)
     print(f"report: {shown(written)}, {len(pictures)} pictures next to it", file=sys.stderr)

@@ -118,9 +118,9 @@ def _tunings(record: Record, pictures: set[str]) -> Iterator[str]:
     yield f"# What the autotuner timed on {record.environment['gpu']}"
     yield f"Of [the ladder's report]({FILE}). {autotuner.HOW}"
     yield origin([tuning.made for tuning in tunings], "ladder")
+    yield from _picture(autotuner.PICTURE, "every configuration as a share of its rung's fastest", pictures)
     for tuning in tunings:
         yield f"## {tuning.rung.id} {tuning.rung.title}"
-        yield from _picture(autotuner.picture(tuning.rung), f"every configuration of {tuning.rung.id}", pictures)
         yield autotuner.summary(tuning)
         yield tables.tuning(tuning)
 
@@ -152,7 +152,6 @@ def _ceilings(record: Record, pictures: set[str]) -> Iterator[str]:
         yield f"A copy moves {bandwidth:.2f} TB/s, read and written together."
     if found := counted.table(record):
         yield f"## What bounds each rung at M = N = K = {SIZE}"
-        yield from _picture(counted.PICTURE, "FLOP for each byte that DRAM and L2 carried", pictures)
         yield f"Nsight Compute counted. {origin(counted.made(record), 'ladder')}"
         yield found
     if order := counted.launch_order(record):

@@ -117,6 +117,7 @@ def tuning(tuning: Tuning) -> str:
             "tile,warps,stages,group": spelled(timed.config),
             "TFLOPS": formats.number(timed.tflops),
             "of the fastest": formats.percent(tuning.share(timed)),
+            "20th to 80th percentile": f"{formats.number(timed.low)} to {formats.number(timed.high)}",
             "modelled, scaled": formats.number(tuning.expected(timed)),
             f"registers, Triton {tuning.made['triton']}": timed.registers,
             "spills": timed.spills,

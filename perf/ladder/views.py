@@ -214,9 +214,9 @@ def measured_experiments(record: Record) -> list[published.Experiment]:
 
 
 def compared_experiments(record: Record) -> list[published.Experiment]:
-    """Those of which two kernels or more were timed: one alone has nothing to be drawn against."""
+    """Those of which the naive kernel and another were timed: one alone has nothing to be drawn against."""
     sources = measured_experiments(record)
-    return [source for source in sources if sum(row.time_ms is not None for row in experiment(record, source)) > 1]
+    return [source for source in sources if sum(row.speedup is not None for row in experiment(record, source)) > 1]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Puts the committed results and the rungs' headers into README.md and pages in docs/, between markers.
 
 `python -m perf.pages` rewrites them, the pages of the exercises, and those in the folders of the results: each
-report.md, and for each GPU the shapes of the bench. It draws the pictures of all records again, and the rungs from
-traces that it records (docs/drawings). With `--check` it changes nothing and fails where pages are stale.
+report.md, and for each GPU the shapes of the bench. It draws the pictures of all records again. With `--check` it
+changes nothing and fails where pages are stale.
 A block reads `<!-- results:NAME -->`, its contents, `<!-- /results -->`; the names are in `perf/pages/blocks.py`.
 """
 
@@ -18,7 +18,6 @@ from perf.bench import plots as bench_plots
 from perf.bench import tables as bench_tables
 from perf.common.files import read_json
 from perf.ladder import plots, report_page
-from perf.ladder.drawings import pictures
 from perf.measure import environment
 from perf.measure.environment import ROOT
 from perf.pages import architecture, blocks, exercises, rung_page, speed_map
@@ -54,12 +53,9 @@ def stale() -> list[Path]:
     That sources have changed since a measurement makes no page stale: else each first edit of a kernel would.
     """
     return [
-        *pictures.stale(),
-        *(
-            path
-            for path, text in written().items()
-            if not path.exists() or _without_age(path.read_text()) != _without_age(text)
-        ),
+        path
+        for path, text in written().items()
+        if not path.exists() or _without_age(path.read_text()) != _without_age(text)
     ]
 
 
@@ -68,7 +64,6 @@ def _without_age(text: str) -> str:
 
 
 def rewrite() -> None:
-    pictures.write()
     for record in Results.read(environment.RESULTS).records:
         plots.everything(record, record.folder)
     for path, text in written().items():

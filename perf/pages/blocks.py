@@ -72,7 +72,13 @@ def _tunings(results: Results, folder: Path) -> str:
         for record in results.records
         if (tunings := autotuner.shown(record))
     ]
-    return "\n".join([*lines, "", autotuner.HOW]) if lines else NO_TUNING
+    pictures = [
+        picture(record, autotuner.PICTURE, "Every configuration as a share of its rung's fastest,", folder)
+        for record in results.records
+        if autotuner.shown(record)
+    ]
+    every = formats.folded("All of them in a picture: guess first", *pictures)
+    return "\n\n".join(["\n".join(lines), every, autotuner.HOW]) if lines else NO_TUNING
 
 
 def _made(record: Record, folder: Path) -> str:
@@ -132,13 +138,6 @@ def _of_counted(contents: Callable[[Record], str]) -> Block:
         return "\n\n".join(parts) or NOT_COUNTED
 
     return block
-
-
-def _counted_pictures(results: Results, folder: Path) -> str:
-    """Every rung by the bytes that it moves."""
-    text = "Every rung by the bytes that it moves"
-    pictures = [picture(one, counted.PICTURE, text, folder) for one in results.records if counted.counted(one)]
-    return "\n\n".join(pictures) or NOT_COUNTED
 
 
 def _tf32(record: Record) -> str:
@@ -291,7 +290,6 @@ BLOCKS: dict[str, Block] = {
     "factors": _of_main(ladder_tables.factors),
     "roofline": _picture_of_main("roofline.png", "Every rung under measured ceilings"),
     "counted": _of_counted(counted.table),
-    "counted-roofline": _counted_pictures,
     "launch-order": _of_counted(counted.launch_order),
     "experiments": _of_main(_experiments),
     "tf32": _of_main(_tf32),

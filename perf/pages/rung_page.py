@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perf.common import formats
 from perf.common.files import link
-from perf.ladder import autotuner, clock_model, counted, views
+from perf.ladder import autotuner, clock_model, counted, tables, views
 from perf.ladder.drawings import pictures
 from perf.ladder.findings import SMALL
 from perf.ladder.player import PLAYED
@@ -65,7 +65,7 @@ def rung_page(rung: Rung, results: Results, folder: Path) -> str:
     lines += [f"**Measured** {line}" for line in measured or [NOTHING]]
     lines += [f"**Came out** {rung.header['Came out']}"] if "Came out" in rung.header else []
     lines += ["</details>", f"**Tuning** {rung.header['Tuning']}"]
-    tuned = [line for record in results.records for line in _tuned(rung, record, folder)]
+    tuned = [line for record in results.records for line in _tuned(rung, record)]
     lines += ["<details><summary>What the tuner timed</summary>", TUNED, *tuned, "</details>"] if tuned else []
     bound = [f"**Bound by** {rung.header['Bound by']}"]
     bound += [line for record in results.records for line in _counted(rung, record)]
@@ -102,12 +102,12 @@ def _neighbours(rung: Rung, folder: Path) -> str:
     return ", ".join([f"[The ladder]({link(PAGE, folder)})", *before, *after]) + "."
 
 
-def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:
-    """What the autotuner timed on one GPU, in words and in a picture; nothing if that is not recorded."""
+def _tuned(rung: Rung, record: Record) -> Iterator[str]:
+    """What the autotuner timed on one GPU, in words and in a table; nothing if that is not recorded."""
     for tuning in autotuner.shown(record):
         if tuning.rung == rung:
             yield autotuner.summary(tuning) + _tuned_anew(tuning, record)
-            yield picture(record, autotuner.picture(rung), f"Every configuration of {rung.id}", folder)
+            yield tables.tuning(tuning)
 
 
 def _tuned_anew(tuning: autotuner.Tuning, record: Record) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from perf.ladder import counted, counters, curves, plots, report_page, tasks
+from perf.ladder import counted, counters, report_page, tasks
 from perf.ladder.counters import LARGE_SIZE, METRICS, READY, SIZE, STALLS, UNITS, Launch
 from perf.ladder.record import CountedLaunch, Record
 from perf.pages.results import Results
 from reference_cuda import TwinUnavailable
-from tests.support.report_records import OPTIONS, SURROUNDINGS, block, committed_record, figures_of, overlapping
+from tests.support.report_records import OPTIONS, SURROUNDINGS, block, committed_record
 from triton_gemm.ladder import LADDER
 from triton_gemm.ladder.command import config_of
 
@@ -166,21 +166,4 @@ def test_the_sentence_of_the_counters(record: Record, monkeypatch: pytest.Monkey
     order = block("launch-order", results)
     assert "| k03, 64x64 | by columns |" in order and "| k08, 128x256 | groups of 8 rows |" in order
     assert "| S3.3 | global | 64 | 64 |" in counted.loads(record)
-    written = report_page.write(record, [Path(counted.PICTURE)]).read_text()
-    assert table.splitlines()[4] in written and f"({counted.PICTURE})" in written
-
-
-def test_the_picture_has_two_marks_a_rung_and_no_label_on_another(
-    record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count_all(record, monkeypatch)
-    drawn = figures_of(monkeypatch, curves)
-    assert [path.name for path in plots.counted(record, record.folder)] == [counted.PICTURE]
-    figure = drawn[counted.PICTURE]
-    hollow = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
-    assert len(hollow) == len(LADDER)
-    assert not overlapping(figure)
-    record.problems.clear()
-    assert plots.counted(record, record.folder) == [], "there are no ceilings"
-    record.counted.clear()
-    assert plots.counted(record, record.folder) == []
+    assert table.splitlines()[4] in report_page.write(record, []).read_text()

@@ -10,7 +10,6 @@ import pytest
 
 from perf.common import formats
 from perf.ladder import autotuner, views
-from perf.ladder.drawings import pictures
 from perf.ladder.drawings.traces import HOPPER, RUNGS
 from perf.ladder.record import Record
 from perf.measure import environment
@@ -47,7 +46,7 @@ def test_a_page_says_where_two_runs_chose_differently() -> None:
     assert 0 < len(differ) < len(tunings)
     for tuning in tunings:
         (share,) = [tuning.share(one) for one in tuning.timed if str(one.config) == chosen[tuning.rung.id]]
-        words = "".join(rung_page._tuned(tuning.rung, record, environment.ROOT))
+        words = "".join(rung_page._tuned(tuning.rung, record))
         assert (f": here {100 * share:.1f} % of that speed." in words) == (tuning in differ) == ("another run" in words)
 
 
@@ -91,7 +90,6 @@ def page_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         record.save()
     monkeypatch.setattr(environment, "RESULTS", results)
     monkeypatch.setattr(pages, "PAGES", (target,))
-    monkeypatch.setattr(pictures, "DRAWINGS", {})
     monkeypatch.setattr(environment, "source_hash", lambda _: "1" * 12)
     return target
 
@@ -107,7 +105,7 @@ def test_pages_and_pictures_are_made_again_and_say_when_the_sources_changed(
     assert "is stale: python -m perf.pages" in capsys.readouterr().err
     assert pages.main([]) == 0
     assert pages.main(["--check"]) == 0
-    for page, name in ((second, "ladder.png"), (tuning, "tuning-k11.png")):
+    for page, name in ((second, "ladder.png"), (tuning, "tuning.png")):
         assert f"]({name})" in page.read_text() and 5_000 < (second.parent / name).stat().st_size < 150_000
     assert "Commit `abc1234`." in page_of_two.read_text()
     assert "Commit not recorded." in page_of_two.read_text()

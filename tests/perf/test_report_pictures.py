@@ -49,7 +49,7 @@ OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return figures_of(monkeypatch, plots, curves, bench_plots, autotuner)
+    return figures_of(monkeypatch, plots, curves, bench_plots)
 
 
 def made_up_points() -> list[bench_tables.Point]:
@@ -81,8 +81,7 @@ def test_everything_is_drawn_and_no_text_lies_on_another(gpu: str, figures: dict
     expected = {"ladder", "roofline", "factors", "static-resources", "precision"}
     expected |= {f"sweep-{mode}" for mode in OPTIONS.modes}
     expected |= {f"experiment-{source.id}" for source in published.EXPERIMENTS if len(source.kernels) > 1}
-    expected |= {f"tuning-{tuning.rung.id}" for tuning in autotuner.shown(record)}
-    expected |= {"roofline-counted"} if record.counted else set()
+    expected |= {"tuning"} if autotuner.shown(record) else set()
     assert figures.keys() == {f"{name}.png" for name in expected}
     assert {name: overlapping(figure) for name, figure in figures.items() if overlapping(figure)} == {}
     assert "sm_89 L40S, RTX 40" in text_of(figures["static-resources.png"])

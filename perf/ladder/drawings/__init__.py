@@ -1,1 +1,1 @@
-"""What docs/ladder.md draws of each rung: traces of the kernels, replayed on a clock where time is shown."""
+"""What the drawings in docs/drawings show: traces of the kernels, replayed on a clock where time is shown."""
