@@ -34,7 +34,7 @@ HOW = (
     "call, and nothing waits until the GPU's clock has settled. Only the kernel is timed, without what a rung does "
     "to its operands first. So the times compare configurations of one rung. Rungs are compared by the report's own "
     "times, for which all take turns after the clock has settled: a rung may be faster there and slower here, as "
-    "k11 is against k10.\n\n"
+    "k11 is against k10. The clock of each run was not recorded.\n\n"
     "The model is arithmetic (`clocks` in `perf/ladder/clock_model.py`): waves of tiles, times steps of K, times "
     "the slowest of arithmetic units, issue slots, L2, shared memory and latency. GROUP_M, DRAM and power are not "
     "in it. Of equal configurations it takes the first of the list."

@@ -34,8 +34,9 @@ OWN_AXES = (
 TWINS_DASHED = "Solid: rungs in Triton; dashed: their twins in CUDA C++. "
 BANDS = "Lines are medians, bands go from the 20th to the 80th percentile of the rounds."
 HOLLOW = (
-    "Hollow, on grey: sizes that are no multiple of 16. There Triton does not know that rows start on 16 bytes, and "
-    "loads and stores through pointers move one element at a time. TMA does not depend on it."
+    "Hollow, on grey: sizes that are no multiple of 16. There Triton does not know that rows start on 16 bytes. Loads "
+    "and stores through pointers move one element at a time, but for k07's loads, and k05 to k09 lose their large "
+    "tiles. TMA does not depend on it."
 )
 
 
