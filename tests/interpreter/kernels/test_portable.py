@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support import awkward_sizes
-from tests.support.epilogue_truth import activated, expected
+from tests.support.epilogue_truth import activated
 from tests.support.interpreted_plans import Interpreted, run
 from tests.support.kernel_cases import DTYPES, Case, Operands
 from tests.support.kernel_mutants import kernels_with
@@ -212,34 +212,22 @@ def test_a_bug_by_tma_is_found(bug: str, tmp_path: Path) -> None:
 # --- Batches ---
 
 
-def batches(order: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a [3, 50, 40], b [3, 40, 70] and an empty c [3, 50, 70] that lie in memory as `order` says."""
-    a, b = torch.randn(3, 50, 40).to(dtype), torch.randn(3, 40, 70).to(dtype)
-    c = torch.full((3, 50, 70), NAN, dtype=dtype)
-    if order == "transposed":
-        a, b, c = a.mT.contiguous().mT, b.mT.contiguous().mT, c.mT.contiguous().mT
-    elif order == "strided":
-        a = torch.full((3, 2, 50, 43), NAN, dtype=dtype)[:, 1, :, :40].copy_(a)
-        b = torch.full((40, 3, 140), NAN, dtype=dtype).transpose(0, 1)[..., ::2].copy_(b)
-        c = c.transpose(0, 1).contiguous().transpose(0, 1)
-    elif order == "expanded":
-        a, b = a[:1].expand(3, 50, 40), b[1:2].expand(3, 40, 70)
-    elif order == "a-is-one":
-        a = a[:1].expand(3, 50, 40)
-    return a, b, c
+BATCHES: dict[str, dict[str, object]] = {
+    "contiguous": {},
+    "transposed": {"orders": "ttt"},
+    "strided": {"step": 2, "pad": 1, "between": True},
+    "a-is-one": {"shared": True},
+}
 
 
 @pytest.mark.few(shows=lambda kind, split_k, order: {kind, (split_k, order)})
-@pytest.mark.parametrize("order", ["contiguous", "transposed", "strided", "expanded", "a-is-one"])
+@pytest.mark.parametrize("order", BATCHES)
 @pytest.mark.parametrize("split_k", [1, 2], ids=["whole", "split"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches(kind: str, split_k: int, order: str) -> None:
     precision, dtype = KINDS[kind]
-    a, b, c = batches(order, dtype)
-    multiply(a, b, c, precision=precision, split_k=split_k)
-    for i in range(3):
-        bound = error_bound(a[i], b[i], None, 1.0, 0.0, mode_of(precision, dtype), dtype)
-        assert ((c[i].double() - reference(a[i], b[i])).abs() <= bound).all(), f"matrix {i}"
+    how = {"dtype": dtype, "precision": precision if dtype == torch.float32 else None}
+    check(Case((50, 70, 40), batch=3, **how, **BATCHES[order]), split_k=split_k)
 
 
 # --- Splitting along K ---
@@ -274,19 +262,11 @@ def test_a_share_is_summed_as_a_product_of_its_own() -> None:
 @pytest.mark.parametrize("axis", [None, "m", "n"])
 @pytest.mark.parametrize("split_k", [1, 3], ids=["whole", "split"])
 def test_epilogue(split_k: int, axis: str | None, activation: str | None) -> None:
-    M, N, K = 45, 70, 100
-    for dtype, out_dtype, alpha, beta in [
-        (torch.float16, torch.float16, 0.25, 0.0),
-        (torch.bfloat16, torch.float32, -0.5, 2.0),
-    ]:
-        a, b, c0 = torch.randn(M, K).to(dtype), torch.randn(K, N).to(dtype), torch.randn(M, N).to(out_dtype)
-        c = c0.clone() if beta else torch.full_like(c0, NAN)
-        bias = None if axis is None else torch.full((2 * (M if axis == "m" else N),), NAN)[::2].normal_()
-        multiply(a, b, c, alpha, beta, split_k=split_k, bias=bias, axis=axis, activation=activation)
-
-        epilogue = (bias, axis or "n", activation)
-        truth, bound = expected(a, b, c0, alpha, beta, *epilogue, mode="ieee", out_dtype=out_dtype, parts=split_k)
-        assert ((c.double() - truth).abs() <= bound).all()
+    for how in (
+        {"dtype": torch.float16, "alpha": 0.25},
+        {"dtype": torch.bfloat16, "out_dtype": torch.float32, "alpha": -0.5, "beta": 2.0},
+    ):
+        check(Case((45, 70, 100), bias=axis, activation=activation, **how), split_k=split_k)
 
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
