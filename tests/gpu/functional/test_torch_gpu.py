@@ -12,7 +12,7 @@ from perf.measure import numerics
 from tests.support import epilogue_truth
 from tests.support.epilogue_truth import activated
 from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_as_near_as_torchs, assert_product, draw
-from tests.support.wrong_products import OF_PRODUCTS, assert_same_words, torchs
+from tests.support.wrong_products import WITH_MISTAKES, assert_mistake_is_torchs, assert_same_words, torchs
 from triton_gemm.compat import stream_of_graph_trees
 from triton_gemm.functional import api, fast_path
 from triton_gemm.problem import ACTIVATIONS
@@ -95,10 +95,9 @@ def test_out_dtype_is_torchs(dtype: torch.dtype) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "arguments"), OF_PRODUCTS)
-def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...]) -> None:
-    on_gpu = [x.cuda() if isinstance(x, torch.Tensor) else x for x in arguments]
-    assert_same_words(lambda: torchs(name)(*on_gpu), lambda: getattr(triton_gemm, name)(*on_gpu))
+@WITH_MISTAKES
+def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...], out: torch.Tensor | None) -> None:
+    assert_mistake_is_torchs(name, arguments, out, "cuda")
 
 
 @pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])

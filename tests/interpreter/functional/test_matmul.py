@@ -15,7 +15,7 @@ from tests.support.awkward_sizes import EMPTY, SMALL
 from tests.support.epilogue_truth import expected
 from tests.support.numerics import error_bound, mode_of, reference
 from tests.support.product_checks import NAN, Product, battery, fp32_precision
-from tests.support.wrong_products import MISTAKES, assert_same_words, ones, words
+from tests.support.wrong_products import ones, words
 from triton_gemm.arithmetic import MODES, default_arithmetic
 from triton_gemm.config import GemmConfig
 from triton_gemm.ladder import k03_blocked
@@ -260,11 +260,6 @@ def test_an_empty_out_is_resized_without_a_warning() -> None:
 
 
 # --- Mistakes ---
-
-
-@pytest.mark.parametrize(("a", "b", "out"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_raises_what_torch_raises(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> None:
-    assert_same_words(lambda: torch.mm(a, b, out=out), lambda: triton_gemm.mm(a, b, out=out))
 
 
 def test_both_shapes_are_in_the_text() -> None:

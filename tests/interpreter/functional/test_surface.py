@@ -15,7 +15,15 @@ import triton_gemm
 from tests.support.patches import noted
 from tests.support.product_checks import NAN
 from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_product, draw
-from tests.support.wrong_products import FACTORS, OF_PRODUCTS, assert_same_words, ones, torchs, with_nested, words
+from tests.support.wrong_products import (
+    FACTORS,
+    WITH_MISTAKES,
+    assert_mistake_is_torchs,
+    assert_same_words,
+    ones,
+    with_nested,
+    words,
+)
 from triton_gemm.functional import ops, rules
 from triton_gemm.runtime import plan
 
@@ -242,9 +250,9 @@ H = {"dtype": HALF}
 D = {"dtype": DOUBLE}
 
 
-@pytest.mark.parametrize(("name", "arguments"), OF_PRODUCTS)
-def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...]) -> None:
-    assert_same_words(lambda: torchs(name)(*arguments), lambda: getattr(triton_gemm, name)(*arguments))
+@WITH_MISTAKES
+def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...], out: torch.Tensor | None) -> None:
+    assert_mistake_is_torchs(name, arguments, out)
 
 
 def test_a_wrong_text_or_type_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
