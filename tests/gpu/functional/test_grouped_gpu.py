@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.gpu.calls import captured
 from tests.support.group_truth import KINDS, assert_right, draw
 from triton_gemm.arithmetic import MODES
 from triton_gemm.hardware.device import current_device_info
@@ -108,9 +109,7 @@ def without_a_wait(
         found = product()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        c = product()
+    graph, c = captured(product)
     for ends in ([0, 0, 640, 640], [1, 2, 3, 4], [200, 400, 600, 630]):
         offs.copy_(int32(ends))
         graph.replay()

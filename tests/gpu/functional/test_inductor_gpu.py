@@ -3,7 +3,6 @@ process."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,16 @@ import pytest
 import torch
 import torch._inductor.config
 
+from tests.gpu.calls import launches_ours
 from tests.support.processes import python
 from tests.support.product_views import draw
-from triton_gemm import inductor, kernels
+from triton_gemm import inductor
 
 pytestmark = pytest.mark.slow
 
 MODE = "max-autotune-no-cudagraphs"
 THEIRS = set(inductor.KERNELS)
 OURS = {f"triton_gemm_{name}" for name in THEIRS}
-NAMES = "|".join(kernels.KERNELS)  # how the names of these kernels begin
 
 CALLS: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
     "mm": (torch.mm, ((256, 512), (512, 384))),
@@ -79,14 +78,6 @@ def assert_like(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert ((found - expected).double().norm() / expected.double().norm()) < bound
 
 
-def launched(call: Callable[[], object]) -> bool:
-    """Whether one of our kernels runs."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    return any(re.match(NAMES, event.key) for event in profile.key_averages())
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_chosen_is_ours_and_right(call: str, dtype: torch.dtype, winning: dict[str, float]) -> None:
@@ -94,7 +85,7 @@ def test_what_is_chosen_is_ours_and_right(call: str, dtype: torch.dtype, winning
     compiled = torch.compile(function, mode=MODE, dynamic=False)
     assert_like(compiled(*arguments), function(*arguments))
     assert OURS & set(winning) and THEIRS & set(winning), winning
-    assert launched(lambda: compiled(*arguments))
+    assert launches_ours(lambda: compiled(*arguments))
 
 
 def test_it_is_timed_with_the_templates_and_whatever_wins_is_right(timed: dict[str, float]) -> None:
@@ -111,7 +102,7 @@ def test_for_any_number_of_rows(winning: dict[str, float]) -> None:
     for rows in (256, 3, 1000):
         x = draw(rows, 512, dtype=torch.bfloat16).cuda()
         assert_like(compiled(x), torch.nn.functional.linear(x, w, bias))
-    assert launched(lambda: compiled(x))
+    assert launches_ours(lambda: compiled(x))
 
 
 def test_in_a_cuda_graph_and_in_training(winning: dict[str, float]) -> None:
@@ -122,7 +113,7 @@ def test_in_a_cuda_graph_and_in_training(winning: dict[str, float]) -> None:
         with torch.no_grad():
             assert_like(compiled(x).clone(), layer(x))
     with torch.no_grad():
-        assert launched(lambda: compiled(x))
+        assert launches_ours(lambda: compiled(x))
     expected = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
     for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()

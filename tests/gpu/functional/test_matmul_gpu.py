@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.gpu.calls import captured, launched
 from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.support import awkward_sizes
 from tests.support.numerics import error_bound, mode_of, reference
@@ -85,18 +86,20 @@ def test_empty(size: awkward_sizes.Size) -> None:
     torch.cuda.synchronize()
 
 
-def test_fp32_precision_switches_the_kernel() -> None:
+def test_fp32_precision_switches_the_kernel_and_a_mode_overrules_it() -> None:
     a, b = random(1024, 1024, dtype=torch.float32), random(1024, 1024, dtype=torch.float32)
-    results = {}
-    for precision in ("ieee", "tf32"):
+    large = "warp_specialised" if torch.cuda.get_device_capability() == (9, 0) else "portable"
+    by_mode = {mode: triton_gemm.matmul(a, b, precision=mode) for mode in ("ieee", "tf32")}
+    assert not torch.equal(*by_mode.values())
+    for precision, kernel in (("ieee", "fma"), ("tf32", large)):
         with fp32_precision(precision):
-            hopper = torch.cuda.get_device_capability() == (9, 0)
-            kernel = {"ieee": "fma", "tf32": "warp_specialised" if hopper else "portable"}[precision]
             assert triton_gemm.explain(a, b).kernel == kernel
-            results[precision] = triton_gemm.matmul(a, b)
-        error = (results[precision].double() - reference(a, b)).abs()
-        assert (error <= error_bound(a, b, None, 1.0, 0.0, precision, torch.float32)).all()
-    assert not torch.equal(results["ieee"], results["tf32"])
+            result = triton_gemm.matmul(a, b)
+            for mode, expected in by_mode.items():
+                assert torch.equal(triton_gemm.matmul(a, b, precision=mode), expected)
+        assert torch.equal(result, by_mode[precision])
+        bound = error_bound(a, b, None, 1.0, 0.0, precision, torch.float32)
+        assert ((result.double() - reference(a, b)).abs() <= bound).all()
 
 
 @hopper
@@ -118,19 +121,14 @@ def test_what_is_explained_is_what_runs(size: awkward_sizes.Size, kernel: str, p
     choice = triton_gemm.explain(a, b)
     assert (choice.kernel, choice.packed) == (kernel, packed) and choice.reason
     assert choice.device == torch.cuda.get_device_name() and choice == triton_gemm.explain(M=M, N=N, K=K, dtype=a.dtype)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        triton_gemm.matmul(a, b)
-        torch.cuda.synchronize()
-    names = [event.name for event in profile.events() if event.name.endswith("_kernel")]
+    names = [name for name in launched(lambda: triton_gemm.matmul(a, b)) if name.endswith("_kernel")]
     assert names == ["repack_kernel"] * len(packed) + [f"{kernel}_kernel"]
 
 
 def test_a_graph_captures_it_after_one_call(product: Product) -> None:
-    a, b, out = random(264, 328, dtype=product.dtype), random(328, 136, dtype=product.dtype), None
+    a, b = random(264, 328, dtype=product.dtype), random(328, 136, dtype=product.dtype)
     triton_gemm.matmul(a, b)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = triton_gemm.matmul(a, b)
+    graph, out = captured(lambda: triton_gemm.matmul(a, b))
     b.copy_(random(328, 136, dtype=product.dtype))
     graph.replay()
     torch.cuda.synchronize()

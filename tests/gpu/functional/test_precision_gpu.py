@@ -126,28 +126,3 @@ def test_what_lies_below_planes_is_lost(precision: str) -> None:
     relative = {"bf16x3": 2.0**-16, "bf16x6": 2.0**-23, "bf16x9": 2.0**-23, "tf32x3": 2.0**-21}[precision]
     lost = 2.0**-134 if "bf16" in precision else 2.0**-136
     assert ((found - a).abs() <= relative * a + 3 * lost).all()
-
-
-@pytest.mark.parametrize("precision", MODES)
-def test_in_a_graph(precision: str) -> None:
-    a, b, c = normal(300, 500), normal(500, 200), torch.empty(300, 200, device="cuda")
-    expected = triton_gemm.matmul(a, b, precision=precision)
-    triton_gemm.matmul(a, b, out=c, precision=precision)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        triton_gemm.matmul(a, b, out=c, precision=precision)
-    c.zero_()
-    for _ in range(3):
-        graph.replay()
-    assert torch.equal(c, expected)
-
-
-def test_torchs_setting_is_the_default_and_a_mode_overrules_it() -> None:
-    a, b = normal(256, 256), normal(256, 256)
-    exact, rounded = (triton_gemm.matmul(a, b, precision=mode) for mode in ("ieee", "tf32"))
-    assert not torch.equal(exact, rounded)
-    for setting, default in (("ieee", exact), ("tf32", rounded)):
-        with fp32_precision(setting):
-            assert torch.equal(triton_gemm.matmul(a, b), default)
-            assert torch.equal(triton_gemm.matmul(a, b, precision="ieee"), exact)
-            assert torch.equal(triton_gemm.matmul(a, b, precision="tf32"), rounded)

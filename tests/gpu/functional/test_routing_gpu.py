@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,9 +12,9 @@ import torch
 
 import triton_gemm
 from perf.measure.numerics import rounded
+from tests.gpu.calls import captured, launches_ours
 from tests.support.numerics import error_bound, mode_of, reference, scaled
 from tests.support.processes import python
-from triton_gemm import kernels
 from triton_gemm.arithmetic import default_arithmetic
 from triton_gemm.functional import routing
 
@@ -99,18 +98,13 @@ def test_gradients_are_ours_too(product: Callable[..., torch.Tensor]) -> None:
 # --- Compiled models: docs/routing.md has the table ---
 
 LAYER = (768, 512)
-KERNELS = "|".join(kernels.KERNELS)  # how the names of these kernels begin
 
 
 def products(call: Callable[[], object]) -> tuple[int, bool]:
     """How many products `call` sends to these kernels, and whether one of them runs, launched by a graph or not."""
     triton_gemm.report_routing(reset=True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    counts = triton_gemm.report_routing()
-    launched = any(re.match(KERNELS, event.key) for event in profile.key_averages())
-    return sum(n for (_, where), n in counts.items() if where == OURS), launched
+    is_ours = launches_ours(call)
+    return sum(n for (_, where), n in triton_gemm.report_routing().items() if where == OURS), is_ours
 
 
 def compiled_layer(**how: object) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
@@ -239,9 +233,7 @@ def test_a_captured_graph_replays() -> None:
     x, w, b = draw(16, 256), draw(512, 256), draw(512)
     with ours():
         torch.nn.functional.linear(x, w, b)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = torch.nn.functional.linear(x, w, b)
+        graph, y = captured(lambda: torch.nn.functional.linear(x, w, b))
     x.copy_(draw(16, 256))
     graph.replay()
     assert_product(y, x, w.mT, b.double())
@@ -290,11 +282,9 @@ def test_products_of_8_bits_and_of_groups(name: str) -> None:
     with triton_gemm.use():
         found = [operator(*arguments) for _ in range(3)]
         found.append(torch.compile(lambda: operator(*arguments))())
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = operator(*arguments)
+        graph, out = captured(lambda: operator(*arguments))
         graph.replay()
-        found.append(captured)
+        found.append(out)
     if name == "_scaled_mm" and torch.cuda.get_device_capability() != (9, 0):
         assert ("_scaled_mm", OURS) not in triton_gemm.report_routing(reset=True), "no record has other GPUs"
     else:

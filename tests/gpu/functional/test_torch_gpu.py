@@ -9,6 +9,7 @@ import torch
 
 import triton_gemm
 from perf.measure import numerics
+from tests.gpu.calls import launched
 from tests.support import epilogue_truth
 from tests.support.epilogue_truth import activated
 from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_as_near_as_torchs, assert_product, draw
@@ -312,19 +313,12 @@ def test_backward_runs_on_the_stream_of_its_forward() -> None:
     assert all(torch.equal(p.grad, e) for p, e in zip(block.parameters(), expected, strict=True))
 
 
-def kernels(call: Any) -> list[str]:
-    call()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    return [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-
-
 def test_a_layer_is_one_kernel() -> None:
     layer, x = triton_gemm.nn.Linear(512, 1024, activation="gelu", dtype=BF16, device="cuda"), random(4, 250, 512)
     with torch.no_grad():
         for view in (x, x[:, ::2], x[:, 1:]):
-            names = kernels(lambda view=view: layer(view))
+            layer(view)
+            names = launched(lambda view=view: layer(view))
             assert len(names) == 1 and names[0].endswith("_kernel"), names
 
 

@@ -12,6 +12,7 @@ import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
 from reference_cuda import load
+from tests.gpu.calls import captured
 from tests.support import awkward_sizes
 from tests.support.kernel_mutants import RUNGS
 from tests.support.numerics import error_bound, reference
@@ -249,9 +250,7 @@ def test_can_be_captured_in_a_graph(rung: Rung) -> None:
     product = product_of(rung)
     a, b, c = operands(product, awkward_sizes.SMALL["aligned"], "integers")
     product.multiply(a, b, c, 1.0, 0.0)  # compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        product.multiply(a, b, c, 1.0, 0.0)
+    graph, _ = captured(lambda: product.multiply(a, b, c, 1.0, 0.0))
     for factor in (2, 3):
         b.mul_(factor)
         graph.replay()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, load_all
+from tests.gpu.calls import captured, launched
 from tests.support.numerics import reference
 from tests.support.product_checks import (
     SCALARS,
@@ -101,18 +102,13 @@ def test_empty_results_are_no_launch(
 ) -> None:
     a, b, c = operands(product_of(twins[stem], variant), shape)
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        twins[stem].launch(a, b, c)
-        torch.cuda.synchronize()
-    assert not [x.name for x in profile.events() if x.device_type == torch.autograd.DeviceType.CUDA]
+    assert launched(lambda: twins[stem].launch(a, b, c)) == []
 
 
 @pytest.mark.parametrize(("stem", "variant"), DEFAULTS)
 def test_launches_on_the_current_stream(twins: dict[str, LoadedTwin], stem: str, variant: Variant) -> None:
     a, b, c = operands(product_of(twins[stem], variant), (64, 64, 64), "integers")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        twins[stem].launch(a, b, c)
+    graph, _ = captured(lambda: twins[stem].launch(a, b, c))
     c.zero_()
     graph.replay()
     assert torch.equal(c.double(), reference(a, b))

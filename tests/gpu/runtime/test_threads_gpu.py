@@ -67,18 +67,6 @@ def test_new_shapes_in_sixteen_threads() -> None:
         assert_right(a, b, c)
 
 
-def test_sixty_four_threads_on_one_plan() -> None:
-    """A new one: one of them compiles it, and the others wait."""
-    pairs = [pair((640, 1096, 520)) for _ in range(64)]
-    outs = [empty(a, b) for a, b in pairs]
-    in_fresh_threads(
-        *(lambda a=a, b=b, c=c: triton_gemm.matmul(a, b, out=c) for (a, b), c in zip(pairs, outs, strict=True))
-    )
-    for (a, b), c in zip(pairs, outs, strict=True):
-        assert torch.equal(c, triton_gemm.matmul(a, b))
-    assert_right(*pairs[-1], outs[-1])
-
-
 @pytest.mark.parametrize("problems", [1, 16])
 def test_sixteen_threads_compile_each_problem_once(problems: int) -> None:
     """At the first use of one problem, or of one each, of other layouts, dtypes and sizes."""

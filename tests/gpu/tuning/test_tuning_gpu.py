@@ -14,6 +14,7 @@ import torch
 import triton
 
 import triton_gemm
+from tests.gpu.calls import captured
 from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.gpu.runtime.test_plan_gpu import assert_right, pair, random
 from tests.gpu.sharing import shared_gpu
@@ -329,9 +330,7 @@ def test_the_policy_tune_tunes_at_the_first_call_and_not_under_capture() -> None
         expected = triton_gemm.matmul(a, b)
     with triton_gemm.policy("tune"):
         triton_gemm.matmul(a[:64], b, out=c[:64])  # this one is tuned before the capture
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            triton_gemm.matmul(a, b, out=c)
+        graph, _ = captured(lambda: triton_gemm.matmul(a, b, out=c))
         graph.replay()
         assert torch.equal(c, expected)
         begin = time.monotonic()
