@@ -12,7 +12,17 @@ from perf.measure import numerics
 from tests.gpu.calls import launched
 from tests.support import epilogue_truth
 from tests.support.epilogue_truth import activated
-from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_as_near_as_torchs, assert_product, draw
+from tests.support.product_views import (
+    BATCHES,
+    EXPANDED,
+    VIEWS,
+    assert_autocast_casts_as_torch,
+    assert_gradients_as_near_as_torchs,
+    assert_product,
+    assert_views_with_the_sign_turned,
+    draw,
+    torchs_linear,
+)
 from tests.support.wrong_products import WITH_MISTAKES, assert_mistake_is_torchs, assert_same_words, torchs
 from triton_gemm.compat import stream_of_graph_trees
 from triton_gemm.functional import api, fast_path
@@ -73,13 +83,7 @@ def test_an_activation_of_infinities_is_torchs(activation: Any, dtype: torch.dty
 
 
 def test_views_with_the_sign_turned() -> None:
-    """Imaginary parts of conjugates: what lies in memory is their negative, which the interpreter resolves itself."""
-    shapes = (20, 33), (33, 9), (9,), (20, 9)
-    a, b, input, out = (torch.randn(shape, dtype=torch.complex64, device="cuda").conj().imag for shape in shapes)
-    for _ in range(2):
-        assert_product(triton_gemm.linear(a, b.T, input), a, b, input)
-        assert_product(triton_gemm.addmm(out, a, b), a, b, out)
-        assert_product(triton_gemm.mm(a, b, out=out), a, b)
+    assert_views_with_the_sign_turned("cuda")
 
 
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
@@ -130,19 +134,9 @@ def test_an_out_that_is_too_small_is_resized_every_time() -> None:
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
 def test_gradients_are_as_good_as_torchs(activation: str | None, dtype: torch.dtype) -> None:
     values = [random(*shape, dtype=dtype) for shape in ((4, 250, 520), (390, 520), (390,))]
-    grad = random(4, 250, 390, dtype=dtype)
-
-    def gradients(linear: Any, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        leaves = [x.detach().clone().requires_grad_() for x in inputs]
-        return list(torch.autograd.grad(linear(*leaves), leaves, grad.to(inputs[0].dtype)))
-
-    def theirs(*inputs: torch.Tensor) -> torch.Tensor:
-        c = torch.nn.functional.linear(*inputs)
-        return c if activation is None else getattr(torch.nn.functional, activation)(c)
-
-    truth = gradients(theirs, *(x.double() for x in values))
-    ours = gradients(lambda *x: triton_gemm.linear(*x, activation), *values)
-    assert_as_near_as_torchs(ours, gradients(theirs, *values), truth)
+    assert_gradients_as_near_as_torchs(
+        lambda *x: triton_gemm.linear(*x, activation), lambda *x: torchs_linear(*x, activation), values
+    )
 
 
 def test_func_on_a_gpu() -> None:
@@ -168,24 +162,7 @@ def test_opcheck(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
 def test_autocast_casts_as_torch(dtype: torch.dtype) -> None:
-    a, b, c = random(2, 40, 50, dtype=FLOAT), random(2, 50, 30, dtype=FLOAT), random(30, dtype=FLOAT)
-    calls: list[tuple[str, tuple[torch.Tensor, ...]]] = [
-        *(("matmul", (a, b[0])), ("matmul", (a[0, 0], b)), ("mm", (a[0], b[0].half())), ("bmm", (a, b))),
-        *(("mv", (b[0], c)), ("addmm", (c, a[0], b[0])), ("baddbmm", (c, a, b)), ("linear", (a, b[0].T, c))),
-    ]
-    for name, arguments in calls:
-        getattr(triton_gemm, name)(*(x.float() for x in arguments))  # a call that could be repeated without checks
-        with torch.autocast("cuda", dtype):
-            ours, theirs = (f(*arguments) for f in (getattr(triton_gemm, name), torchs(name)))
-        assert ours.dtype == theirs.dtype == dtype and ours.shape == theirs.shape, name
-        *added, x, y = (z.to(dtype) for z in arguments)
-        if name == "linear":
-            x, y, added = added[0], x.mT, [y]
-        assert_product(ours, x, y, *added)
-    with torch.autocast("cuda", dtype):
-        assert triton_gemm.mm(a[0], b[0], out=torch.empty(40, 30, device="cuda")).dtype == FLOAT
-        for f in (torch.mm, triton_gemm.mm):
-            assert f(a[0], b[0], out_dtype=FLOAT).dtype == FLOAT
+    assert_autocast_casts_as_torch(dtype, "cuda")
 
 
 # --- Compile, graphs, streams, profilers ---

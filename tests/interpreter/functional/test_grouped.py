@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.support.epilogue_truth import activated
-from tests.support.group_truth import KINDS, assert_right, draw
+from tests.support.group_truth import KINDS, assert_right, assert_right_as_torchs, draw
 from tests.support.product_views import assert_vmap_is_each
 from triton_gemm.kernels import groups
 from triton_gemm.kernels.launch import materialise
@@ -250,9 +250,4 @@ def test_mistakes_are_torchs(mistake: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_torch(kind: str) -> None:
-    a, b = draw(kind, 40, 3, 16, 24, torch.bfloat16)
-    offs = int32([10, 10, 40])
-    c, torchs = triton_gemm.grouped_matmul(a, b, offs), torch.nn.functional.grouped_mm(a, b, offs=offs)
-    assert c.dtype == torchs.dtype
-    for found in (c, torchs):
-        assert_right(a, b, offs, found)
+    assert_right_as_torchs(kind, 40, 16, 24, int32([10, 10, 40]))
