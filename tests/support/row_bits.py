@@ -12,7 +12,7 @@ from tests.support.kernel_cases import bits
 
 
 def assert_lie_anywhere(a: torch.Tensor, b: torch.Tensor, batch: int, **how: Any) -> None:
-    """Rows have the same bits in a batch with one weight or one each, unaligned, in columns, and in an `out` of those."""
+    """Rows have the same bits in a batch with one weight or one each, unaligned, in columns, and in such an `out`."""
     (rows, K), N = a.shape, b.shape[1]
     whole, matmul = bits(triton_gemm.matmul(a, b, **how)), triton_gemm.matmul
     for weights in (b, b.expand(batch, K, N).contiguous()):
