@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import resource
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,16 +14,13 @@ import triton_gemm
 from tests.gpu.calls import captured
 from tests.gpu.kernels.test_kernels_gpu import counters_are_zero, hopper
 from tests.support.epilogue_truth import expected
-from tests.support.kernel_cases import bits
 from tests.support.processes import printed
 from tests.support.threads import at_once
-from triton_gemm.functional import api, fast_path
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.problem import GemmProblem, Request
+from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import plan, workspace
-from triton_gemm.selection import generation
 from triton_gemm.selection.select import Selection
 
 SPLIT = (96, 160, 8192)  # so few tiles that K is split, on any GPU
@@ -258,32 +253,6 @@ def test_programs_that_wait_do_not_keep_out_those_they_wait_for() -> None:
     printed(PRIORITIES)
 
 
-def test_threads() -> None:
-    """Each on a stream of its own, some on new problems: selection, compiling and caches under contention."""
-    generation.advance()
-    shapes = [
-        *(SPLIT, (104, 160, 8192), PLAIN, (1, 4096, 4096), (4096, 1, 4104), (300, 257, 129), (64, 64, 64)),
-        (8, 8, 0),
-    ]
-    pairs = [pair(size) for size in shapes]
-    torch.cuda.synchronize()
-    results: dict[tuple[int, int], torch.Tensor] = {}
-
-    def work(thread: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for step in range(80):
-                which = (thread + step) % len(pairs)
-                c = triton_gemm.matmul(*pairs[which])
-                torch.cuda.current_stream().synchronize()
-                kept = results.setdefault((thread, which), c)
-                assert torch.equal(bits(kept), bits(c)), f"other bits: {shapes[which]}"
-
-    at_once(*(partial(work, thread) for thread in range(8)))
-    for (_, which), c in results.items():
-        assert torch.equal(bits(c), bits(results[0, which])), "threads differ"
-        assert_right(*pairs[which], c)
-
-
 def test_threads_share_a_stream() -> None:
     a, b = pair(SPLIT)
     truth = triton_gemm.matmul(a, b)
@@ -358,17 +327,6 @@ def test_an_address_that_is_used_again_with_other_strides() -> None:
         for view in views:
             a, b = view()
             assert_right(a, b, triton_gemm.matmul(a, b))
-
-
-def test_scalars_are_those_of_the_call() -> None:
-    """On one plan, prepared for the first; integers are taken, too."""
-    a, b = pair(PLAIN)
-    c0 = random(PLAIN[0], PLAIN[1])
-    for alpha, beta in ((2, 1), (0.5, 1), (0.5, -0.25), (1, 3), (2, 1), (1.5, 0.75)):
-        c = c0.clone()
-        plan.multiply(a, b, c, Request(alpha, beta))
-        truth, bound = expected(a, b, c0, alpha, beta, mode="bf16", out_dtype=c.dtype)
-        assert ((c.double() - truth).abs() <= bound).all(), (alpha, beta)
 
 
 def resident() -> int:
@@ -451,14 +409,3 @@ def test_copies_that_tma_needs_are_given_back() -> None:
         triton_gemm.matmul(a, b, out=out)
     assert torch.cuda.memory_allocated() == before
     assert_right(a, b, out)
-
-
-def test_plans_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a problem whose plan was dropped is planned again."""
-    monkeypatch.setattr(plan, "MAX_PLANS", 4)
-    monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    for M, _ in itertools.product((64, 72, 80, 88, 96, 104), range(2)):
-        a, b = pair((M, 64, 64))
-        assert_right(a, b, triton_gemm.matmul(a, b))
-    assert len(plan.PLANS) <= 4 and len(api._fast.calls) <= 4
