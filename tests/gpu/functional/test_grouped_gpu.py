@@ -11,7 +11,6 @@ import torch
 import triton_gemm
 from tests.gpu.calls import captured
 from tests.support.group_truth import KINDS, assert_right, assert_right_as_torchs, draw
-from triton_gemm.arithmetic import MODES
 from triton_gemm.hardware.device import current_device_info
 from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import plan
@@ -46,17 +45,6 @@ def test_a_call_like_one_before_is_of_its_own_operands(kind: str) -> None:
         assert_right(a, b, int32(ends), triton_gemm.grouped_matmul(a, b, int32(ends)))
         wide = int32([x for end in ends for x in (end, 0)])[::2]  # copied at each call
         assert_right(a, b, wide, triton_gemm.grouped_matmul(a, b, wide))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("precision", MODES)
-def test_every_precision_of_fp32(precision: str, kind: str) -> None:
-    """Operands along K, which is how Hopper's tensor cores read fp32."""
-    for rows, columns in ((512, 264), (4, 4)):
-        a, b = draw(kind, 400, 3, rows, columns, torch.float32, "cuda")
-        y = b.mT.contiguous().mT
-        result = triton_gemm.grouped_matmul(a, y, int32([100, 100, 333]), precision=precision)
-        assert_right(a, y, int32([100, 100, 333]), result, precision)
 
 
 @pytest.mark.parametrize("tokens", [16, 300, 5000])

@@ -1,5 +1,4 @@
-"""The products as candidates of Inductor's autotuning on a GPU: timed, right, in CUDA graphs, and kept for another
-process."""
+"""The products as candidates of Inductor's autotuning on a GPU: timed, right, and in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ import torch
 import torch._inductor.config
 
 from tests.gpu.calls import launches_ours
-from tests.support.processes import python
 from tests.support.product_views import draw
 from triton_gemm import inductor
 
@@ -129,41 +127,3 @@ def test_tensors_of_the_cpu_and_integers_stay_torchs(timed: dict[str, float]) ->
     a, b = (torch.randint(-9, 9, shape, device="cuda", dtype=torch.int8) for shape in ((64, 96), (96, 32)))
     assert torch.equal(torch.compile(torch._int_mm, mode=MODE)(a, b), torch._int_mm(a, b))
     assert not OURS & set(timed), timed
-
-
-PROGRAM = """
-import torch
-from torch._dynamo.utils import counters
-from torch._inductor.select_algorithm import AlgorithmSelectorCache
-from tests.support.product_views import assert_product
-from triton_gemm import inductor
-from triton_gemm.functional import matrices
-
-timed, computed = [], []
-measured = AlgorithmSelectorCache.benchmark_choice.__func__
-def benchmark(cls, choice, arguments):
-    timed.append(choice.name)
-    ms = measured(cls, choice, arguments)
-    return 1e-6 if choice.name.startswith("triton_gemm") else ms
-AlgorithmSelectorCache.benchmark_choice = classmethod(benchmark)
-compute_into = matrices.compute_into
-matrices.compute_into = lambda *arguments: computed.append(1) or compute_into(*arguments)
-torch._inductor.config.max_autotune_gemm_backends = "ATEN"
-inductor.register()
-a, w, bias = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in ((256, 512), (384, 512), (384,)))
-linear = torch.nn.functional.linear
-found = torch.compile(lambda a, w, bias: linear(a, w, bias), mode="max-autotune-no-cudagraphs")(a, w, bias)
-assert_product(found, a, w.mT, bias)
-print(counters["inductor"]["fxgraph_cache_hit"], "triton_gemm_addmm" in timed, bool(timed), bool(computed))
-"""
-
-
-def test_another_process_finds_it(tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    file.write_text(PROGRAM)
-    printed = []
-    for _ in range(2):
-        done = python(file)
-        assert done.returncode == 0, done.stderr[-3000:]
-        printed.append(done.stdout.splitlines()[-1])
-    assert printed == ["0 True True True", "1 False False True"]

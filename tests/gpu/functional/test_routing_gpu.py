@@ -13,16 +13,13 @@ import torch
 import triton_gemm
 from perf.measure.numerics import rounded
 from tests.gpu.calls import captured, launches_ours
+from tests.gpu.runtime.test_plan_gpu import random as draw
 from tests.support.numerics import error_bound, mode_of, reference, scaled
 from tests.support.processes import python
 from triton_gemm.arithmetic import default_arithmetic
 from triton_gemm.functional import routing
 
 OURS = "triton_gemm"
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(shape, device="cuda").to(dtype)
 
 
 def ours() -> AbstractContextManager[None]:
@@ -78,21 +75,6 @@ def test_what_differs_is_not_taken_for_the_same() -> None:
             assert ("mm", OURS) not in triton_gemm.report_routing()
         torch.mm(a, b)
         assert triton_gemm.report_routing()["mm", OURS] == 1
-
-
-@pytest.mark.parametrize(
-    "product", [lambda x, w, b: torch.nn.functional.linear(x, w, b), lambda x, w, b: x @ w.mT], ids=["linear", "matmul"]
-)
-def test_gradients_are_ours_too(product: Callable[..., torch.Tensor]) -> None:
-    x, w, b = (draw(*shape).requires_grad_() for shape in ((256, 128), (64, 128), (64,)))
-    of_64 = [t.detach().double().requires_grad_() for t in (x, w, b)]
-    grads = [torch.autograd.grad(product(*of_64).square().sum(), of_64[:2])]
-    for wanted in (False, True, True):
-        with triton_gemm.use(predicate=lambda *_, wanted=wanted: wanted):
-            grads.append(torch.autograd.grad(product(x, w, b).square().sum(), [x, w]))
-    for truth, theirs, first, second in zip(*grads, strict=True):
-        assert torch.equal(first, second)
-        assert (first.double() - truth).norm() <= 2 * (theirs.double() - truth).norm()
 
 
 # --- Compiled models: docs/routing.md has the table ---
@@ -169,30 +151,6 @@ def test_max_autotune_may_choose_a_template_of_its_own(
         call, check = compiled_layer(mode="max-autotune-no-cudagraphs")
         check()
         assert products(call) == (routed, bool(routed))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("whole", [True, False], ids=["around", "within"])
-def test_a_graph_may_break(whole: bool) -> None:
-    torch._dynamo.reset()
-    a, b = draw(1024, 768), draw(768, 768)
-
-    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if not whole:
-            with ours():
-                return torch.mm(a, b)
-        c = torch.mm(a, b)
-        torch._dynamo.graph_break()
-        return c
-
-    compiled = torch.compile(function)
-    compiled(a, b)
-    if whole:
-        with ours():
-            assert products(lambda: compiled(a, b)) == (1, True)
-    else:
-        assert products(lambda: compiled(a, b)) == (1, True)
-    assert_product(compiled(a, b), a, b)
 
 
 # Packages that AOTInductor compiles and loads: torch's alone, or counted inside of use().

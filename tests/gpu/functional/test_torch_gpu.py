@@ -25,7 +25,6 @@ from tests.support.product_views import (
 )
 from tests.support.wrong_products import WITH_MISTAKES, assert_mistake_is_torchs, assert_same_words, torchs
 from triton_gemm.compat import stream_of_graph_trees
-from triton_gemm.functional import api, fast_path
 from triton_gemm.problem import ACTIVATIONS
 from triton_gemm.runtime import plan, workspace
 
@@ -51,23 +50,6 @@ def test_matmul_of_batches_and_strides(
         a, b = lay(random(*batches[0], M, K, dtype=dtype)), lay(random(*batches[1], K, N, dtype=dtype, seed=1))
         for _ in range(2):  # the second without checks
             assert_product(triton_gemm.matmul(a, b), a, b)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_product(dtype: torch.dtype) -> None:
-    a, b, input = random(3, 200, 330, dtype=dtype), random(3, 330, 90, dtype=dtype), random(3, 200, 90, dtype=dtype)
-    assert_product(triton_gemm.mm(a[0], b[0]), a[0], b[0])
-    assert_product(triton_gemm.bmm(a, b), a, b)
-    assert_product(triton_gemm.mv(a[0], b[0, :, 0]), a[0], b[0, :, 0])
-    for alpha, beta in ((1, 1), (0.5, -2), (0, 1)):
-        how: dict[str, Any] = {"alpha": alpha, "beta": beta}
-        for added in (input[0], input[0, 0], input[0, :, :1], input[0, 0, 0]):
-            assert_product(triton_gemm.addmm(added, a[0], b[0], **how), a[0], b[0], added, **how)
-        if alpha:
-            for added in (input, input[0], input[:, :1]):
-                assert_product(triton_gemm.baddbmm(added, a, b, **how), a, b, added, **how)
-    for _ in range(2):
-        assert_product(triton_gemm.linear(a, b[0].T, input[0, 0]), a, b[0], input[0, 0])
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
@@ -115,16 +97,6 @@ def test_a_mistaken_out_dtype_raises_what_torch_raises(name: str) -> None:
             lambda x=x, y=y, to=out_dtype: torchs(name)(*(z.to(x.dtype) for z in added), x, y, out_dtype=to),
             lambda x=x, y=y, to=out_dtype: getattr(triton_gemm, name)(*(z.to(x.dtype) for z in added), x, y, to),
         )
-
-
-def test_an_out_that_is_too_small_is_resized_every_time() -> None:
-    """A call that is repeated without checks must not take it for what it became."""
-    a, b = random(64, 32), random(32, 48)
-    for _ in range(3):
-        out = torch.empty(3, 3, device="cuda", dtype=BF16)
-        with pytest.warns(UserWarning, match="resized"):
-            triton_gemm.matmul(a, b, out=out)
-        assert_product(out, a, b)
 
 
 # --- Gradients ---
@@ -244,20 +216,6 @@ def test_inductors_graphs_of_products_that_share_memory() -> None:
     assert trees is not None and all(key[1] != trees for key in set(workspace._workspaces) - before)
 
 
-@pytest.mark.slow
-def test_compile_does_not_compile_again_for_every_batch() -> None:
-    torch._dynamo.reset()
-    block = Block()
-    compiled = torch.compile(block, fullgraph=True)
-    with torch.no_grad():
-        for batch in (4, 5):  # the second makes it dynamic
-            compiled(random(batch, 128, 256))
-        with torch.compiler.set_stance("fail_on_recompile"):
-            for batch in (2, 7, 33):
-                x = random(batch, 128, 256)
-                assert_block(compiled(x), block, x)
-
-
 def test_a_graph_of_a_training_step() -> None:
     block, x = Block(), random(4, 128, 256).requires_grad_()
     grad = random(4, 128, 256, seed=1)
@@ -309,18 +267,3 @@ def test_the_operator_is_named_in_profiles() -> None:
         layer(x).sum().backward()
     names = {event.name for event in profile.events()}
     assert "triton_gemm::gemm" in names and "_GemmBackward" in names
-
-
-def test_layers_are_repeated_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    layer, x = triton_gemm.nn.Linear(512, 1024, activation="relu", dtype=BF16, device="cuda"), random(4, 250, 512)
-    with torch.no_grad():
-        first = layer(x)
-        assert len(api._fast.calls) == 1
-        monkeypatch.setattr(api, "_product", lambda *_, **__: pytest.fail("checked again"))
-        assert torch.equal(layer(x), first)
-        monkeypatch.undo()
-        other = triton_gemm.nn.Linear(512, 1024, dtype=BF16, device="cuda")
-        other.load_state_dict(layer.state_dict())
-        assert not torch.equal(other(x), first), "another activation is another call"
-    assert layer(x).requires_grad

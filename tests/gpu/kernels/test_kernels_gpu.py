@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -377,20 +376,6 @@ def test_few_rows_are_copied_alone(few: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @hopper
-@clusters
-def test_what_fills_waves_is_right() -> None:
-    """A few of the widths that are compared for middle sizes, whole and split."""
-    for size in ((1216, 1264, 1032), (712, 1264, 2056), (2048, 2816, 520)):
-        operands = Operands(Case(size, "ntn"))
-        found = list(warp_specialised.widths.widths(operands.problem, gpu().num_sms))
-        assert found
-        for config in found[::10]:
-            for schedule in warp_specialised.schedules(operands.problem, config, gpu())[:2]:
-                chosen = persistent(config, schedule)
-                operands.check(GemmPlan(operands.problem, chosen, DEVICE), schedule.split_k, times=2)
-
-
-@hopper
 @pytest.mark.parametrize("orders", ["nnn", "ntn", "tnn", "nnt"])
 def test_tiles_that_begin_earlier_give_the_bits_of_tiles_that_pass_the_end(orders: str) -> None:
     """Whole and cut along K, in clusters too; each is computed with both."""
@@ -447,26 +432,6 @@ def test_every_circumstance(name: str) -> None:
             check(case, persistent(config, Schedule(min(tiles, 5))))
             split = max(1, tiles - 1)
             check(case, persistent(config, Schedule(3 * split, split, split_k=3, group_m=2)))
-
-
-@hopper
-@pytest.mark.parametrize("seed", range(6))
-def test_random_problems_in_all_that_the_cost_model_compares(seed: int) -> None:
-    """Few of each; in the variants that the test of configurations compiles, too."""
-    chance = random.Random(seed)
-    for _ in range(6):
-        size = tuple(chance.choice([1, 8, 40, 200, 1000, 3000]) + chance.randint(0, 70) for _ in range(3))
-        size = (size[0], -(-size[1] // 8) * 8, size[2])
-        operands = Operands(Case(size, chance.choice(["nn", "nt", "tn", "tt"]) + "n"))
-        problem = operands.problem
-        found = [
-            (config, schedule)
-            for config in warp_specialised.CONFIGS
-            if warp_specialised.illegal(problem, gpu(), config) is None
-            for schedule in warp_specialised.schedules(problem, config, gpu())
-        ]
-        for config, schedule in chance.sample(found, min(10, len(found))):
-            operands.check(GemmPlan(problem, persistent(config, schedule), DEVICE), schedule.split_k)
 
 
 SINGLE = warp_specialised.CONFIGS

@@ -63,23 +63,6 @@ def test_the_sizes_here_are_split_and_not() -> None:
 
 # --- Graphs ---
 
-sizes = pytest.mark.parametrize("size", [SPLIT, PLAIN], ids=["split", "plain"])
-
-
-@sizes
-def test_a_graph_captures_it(size: tuple[int, int, int]) -> None:
-    a, b = pair(size)
-    truth = triton_gemm.matmul(a, b)
-    graph, out = captured(lambda: triton_gemm.matmul(a, b))
-    for _ in range(3):
-        out.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(out, truth)
-    a.copy_(random(*a.shape))
-    graph.replay()
-    assert torch.equal(out, triton_gemm.matmul(a, b))
-
-
 FIRST = """
 import torch, triton_gemm
 graphs = []
@@ -264,7 +247,7 @@ def test_threads_share_a_stream() -> None:
 
 
 @pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
-@sizes
+@pytest.mark.parametrize("size", [SPLIT, PLAIN], ids=["split", "plain"])
 def test_on_the_tensors_own_device(size: tuple[int, int, int]) -> None:
     a, b = (x.to("cuda:1") for x in pair(size))
     here = triton_gemm.matmul(a.to("cuda:0"), b.to("cuda:0"))

@@ -187,25 +187,6 @@ def test_rungs(rung: Any) -> None:
     assert_right(a, b, c)
 
 
-# Its sums are whole numbers that bf16 holds.
-FIRST_BACKWARD = """
-import torch, triton_gemm
-torch.manual_seed(0)
-x, w = (torch.randint(-1, 2, (512, 512), device="cuda").bfloat16().requires_grad_() for _ in range(2))
-y = triton_gemm.linear(x, w)
-y.backward(torch.ones_like(y))   # in a thread of autograd's own
-y, grads = x @ w.mT, [x.grad.clone(), w.grad.clone()]
-x.grad = w.grad = None
-y.backward(torch.ones_like(y))
-for ours, torchs in zip(grads, (x.grad, w.grad)):
-    assert torch.equal(ours, torchs)
-"""
-
-
-def test_the_first_backward_of_a_process() -> None:
-    printed(FIRST_BACKWARD)
-
-
 FIRST_CAPTURE = """
 import threading, torch, triton_gemm
 a, b = (torch.randn(512, 512, device="cuda").bfloat16() for _ in range(2))

@@ -12,6 +12,7 @@ import triton_gemm
 from tests.gpu.calls import captured
 from tests.support import row_bits
 from tests.support.kernel_cases import bits
+from tests.support.numerics import scale_shapes
 
 DEVICE = torch.device("cuda", 0)
 MOST = 8192
@@ -30,13 +31,8 @@ def scaled(kind: str, **how: object) -> Product:
     """scaled_matmul, with scales of which each row has its own."""
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        (M, K), N = a.shape, b.shape[1]
-        shapes = {
-            "tensor": ((), ()),
-            "rows": ((M, 1), (1, N)),
-            "blocks": ((M, -(-K // 128)), (-(-K // 128), -(-N // 128))),
-        }
-        scale_a, scale_b = (torch.full(shape, SCALE, device=DEVICE) for shape in shapes[kind])
+        shapes = scale_shapes(kind, len(a), b.shape[1], a.shape[1])
+        scale_a, scale_b = (torch.full(shape, SCALE, device=DEVICE) for shape in shapes)
         return triton_gemm.scaled_matmul(a, b, scale_a, scale_b, **how)  # type: ignore[arg-type]
 
     return product

@@ -19,6 +19,7 @@ from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.gpu.runtime.test_plan_gpu import assert_right, pair, random
 from tests.gpu.sharing import shared_gpu
 from tests.support import table_fakes
+from tests.support.numerics import scale_shapes
 from tests.support.processes import printed
 from tests.support.threads import at_once
 from triton_gemm import kernels, tables, tuning
@@ -131,8 +132,7 @@ def fp8(*shape: int) -> torch.Tensor:
 
 def scaled(kind: str) -> None:
     M, N, K = 256, 384, 512
-    shapes = {"tensor": ((), ()), "rows": ((M, 1), (1, N)), "blocks": ((M, K // 128), (K // 128, N // 128))}
-    scales = [0.5 + torch.rand(shape, device="cuda") for shape in shapes[kind]]
+    scales = [0.5 + torch.rand(shape, device="cuda") for shape in scale_shapes(kind, M, N, K)]
     triton_gemm.scaled_matmul(fp8(M, K), fp8(N, K).t(), *scales)
 
 

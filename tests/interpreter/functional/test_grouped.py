@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -60,19 +58,6 @@ def test_the_list_of_tiles_has_each_once(ends: list[int], band: int) -> None:
     found = iter(map(tuple, tiles[1 : 1 + count].tolist()))
     for of_group in expected:
         assert sorted(next(found) for _ in of_group) == of_group
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=6, deadline=None)
-@given(data=st.data())
-def test_any_sizes_and_strides(kind: str, data: st.DataObject) -> None:
-    rows, columns = (data.draw(st.integers(1, 40)) for _ in range(2))
-    groups = data.draw(st.integers(1, 6))
-    ends = sorted(data.draw(st.lists(st.integers(0, 70), min_size=groups, max_size=groups)))
-    dtype = data.draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float64]))
-    a, b = draw(kind, max(ends[-1], 1) + data.draw(st.integers(0, 9)), groups, rows, columns, dtype)
-    a, b = (data.draw(st.sampled_from([lambda x: x, turned]))(x) for x in (a, b))
-    assert_right(a, b, int32(ends), triton_gemm.grouped_matmul(a, b, int32(ends)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
