@@ -13,7 +13,7 @@ import torch
 from tests.support import awkward_sizes
 from tests.support.epilogue_truth import activated
 from tests.support.interpreted_plans import Interpreted, run
-from tests.support.kernel_cases import DTYPES, Case, Operands
+from tests.support.kernel_cases import CIRCUMSTANCES, DTYPES, Case, Operands, circumstance
 from tests.support.kernel_mutants import kernels_with
 from tests.support.numerics import error_bound, mode_of, reference
 from tests.support.product_checks import NAN, VIEWS, Product, battery, integers_exact, nearest_tf32, same_bits
@@ -209,27 +209,6 @@ def test_a_bug_by_tma_is_found(bug: str, tmp_path: Path) -> None:
         test_tma("nnn", kernels_with([TMA_BUGS[bug]], tmp_path))
 
 
-# --- Batches ---
-
-
-BATCHES: dict[str, dict[str, object]] = {
-    "contiguous": {},
-    "transposed": {"orders": "ttt"},
-    "strided": {"step": 2, "pad": 1, "between": True},
-    "a-is-one": {"shared": True},
-}
-
-
-@pytest.mark.few(shows=lambda kind, split_k, order: {kind, (split_k, order)})
-@pytest.mark.parametrize("order", BATCHES)
-@pytest.mark.parametrize("split_k", [1, 2], ids=["whole", "split"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches(kind: str, split_k: int, order: str) -> None:
-    precision, dtype = KINDS[kind]
-    how = {"dtype": dtype, "precision": precision if dtype == torch.float32 else None}
-    check(Case((50, 70, 40), batch=3, **how, **BATCHES[order]), split_k=split_k)
-
-
 # --- Splitting along K ---
 
 
@@ -257,16 +236,12 @@ def test_a_share_is_summed_as_a_product_of_its_own() -> None:
 # --- Epilogue ---
 
 
-@pytest.mark.few(shows=lambda split_k, axis, activation: {split_k, (axis, activation)})
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-@pytest.mark.parametrize("axis", [None, "m", "n"])
+@pytest.mark.few(shows=lambda split_k, name: {split_k, name})
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
 @pytest.mark.parametrize("split_k", [1, 3], ids=["whole", "split"])
-def test_epilogue(split_k: int, axis: str | None, activation: str | None) -> None:
-    for how in (
-        {"dtype": torch.float16, "alpha": 0.25},
-        {"dtype": torch.bfloat16, "out_dtype": torch.float32, "alpha": -0.5, "beta": 2.0},
-    ):
-        check(Case((45, 70, 100), bias=axis, activation=activation, **how), split_k=split_k)
+def test_every_circumstance(split_k: int, name: str) -> None:
+    """Epilogues, batches, and C of any dtype and order."""
+    check(circumstance(name, (45, 70, 100), pad=1), split_k=split_k)
 
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
