@@ -469,24 +469,18 @@ def test_every_circumstance_of_parts_in_turn(name: str) -> None:
         check(circumstance(name, (m + 8, 2 * n + 8, 11 * k + 3)), persistent(config, in_turn), times=2)
 
 
-@hopper
-@pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
-def test_bytes_in_turn(config: TileConfig) -> None:
-    """fp8 of every kind of scales, also where what is added are promoted sums."""
-    in_turn = Schedule(4, split_k=3)
-    for case in taken(of_bytes(config, warp_specialised.configs(torch.int8).index(config)), config, in_turn):
-        check(case, persistent(config, in_turn), times=2)
+BYTES = warp_specialised.configs(torch.int8)
 
 
 @hopper
-@pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
-def test_bytes(config: TileConfig) -> None:
-    """fp8 and int8 in every configuration, whole and split."""
-    turn = warp_specialised.CONFIGS.index(replace(config, BLOCK_K=config.BLOCK_K // 2))
-    for case in taken(of_bytes(config, turn), config):
-        check(case, persistent(config, Schedule(4)), times=2)
-        if warp_specialised.can_split_k(config):
-            check(case, persistent(config, Schedule(9, split_tiles=3, split_k=3)), times=2)
+@pytest.mark.parametrize(
+    "schedule", [Schedule(4), Schedule(9, 3, 3), Schedule(4, split_k=3)], ids=["whole", "split", "in-turn"]
+)
+@pytest.mark.parametrize("config", BYTES, ids=ids)
+def test_bytes(config: TileConfig, schedule: Schedule) -> None:
+    """int8, and fp8 of every kind of scales, also where what is added are promoted sums."""
+    for case in taken(of_bytes(config, BYTES.index(config)), config, schedule):
+        check(case, persistent(config, schedule), times=2)
 
 
 @hopper

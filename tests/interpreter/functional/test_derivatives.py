@@ -278,10 +278,3 @@ def test_ensembles_and_gradients_per_sample() -> None:
 
         gradients.append(func.vmap(func.grad(loss), (None, 0))(dict(layer.named_parameters()), x))
     torch.testing.assert_close(*gradients)
-
-
-def test_dual_numbers_without_func() -> None:
-    a, b, tangent = draw(4, 5), draw(5, 3), draw(4, 5, seed=1)
-    with torch.autograd.forward_ad.dual_level():
-        c = triton_gemm.matmul(torch.autograd.forward_ad.make_dual(a, tangent), b)
-        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(c).tangent, tangent @ b)
