@@ -111,24 +111,6 @@ def test_gradients_are_as_good_as_torchs(activation: str | None, dtype: torch.dt
     )
 
 
-def test_func_on_a_gpu() -> None:
-    a, b = random(6, 40, 50, dtype=FLOAT), random(50, 30, dtype=FLOAT)
-    for transform in (torch.func.grad, torch.func.jacrev):
-        ours, theirs = (
-            torch.func.vmap(transform(lambda x, y, f=f: f(x, y).sin().sum()), (0, None))(a, b)
-            for f in (triton_gemm.matmul, torch.matmul)
-        )
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [FLOAT, BF16], ids=str)
-def test_opcheck(dtype: torch.dtype) -> None:
-    op = torch.ops.triton_gemm.gemm.default
-    a, b, row = (random(*shape, dtype=dtype).requires_grad_() for shape in ((2, 40, 50), (30, 50), (30,)))
-    torch.library.opcheck(op, (a, b.detach().mT.requires_grad_(), row))
-    torch.library.opcheck(op, (a.detach(), b.detach().mT, row.detach(), 1.0, 1.0, "gelu"))
-
-
 # --- Autocast ---
 
 

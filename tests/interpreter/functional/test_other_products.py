@@ -89,14 +89,6 @@ def test_products_are_those_of_torch(name: str) -> None:
             assert torch.equal(found, expected)
 
 
-def test_the_second_call_asks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    operands = whole(32, 64), whole(48, 64).t()
-    with triton_gemm.use():
-        first = torch._int_mm(*operands)
-        assert torch.equal(torch._int_mm(*operands), first)
-    assert triton_gemm.report_routing() == {("_int_mm", "triton_gemm"): 2}
-
-
 def test_groups_have_torchs_derivatives() -> None:
     """No further from fp64 than twice torch's."""
     operands, grads = (half(24, 64), half(3, 64, 48)), []
