@@ -14,9 +14,9 @@ import triton_gemm
 from perf.measure.numerics import rounded
 from tests.gpu.calls import captured, launches_ours
 from tests.gpu.runtime.test_plan_gpu import random as draw
-from tests.support.numerics import error_bound, mode_of, reference, scaled
+from tests.support.numerics import error_bound, reference, scaled
 from tests.support.processes import python
-from triton_gemm.arithmetic import default_arithmetic
+from tests.support.product_views import assert_product
 from triton_gemm.functional import routing
 
 OURS = "triton_gemm"
@@ -25,12 +25,6 @@ OURS = "triton_gemm"
 def ours() -> AbstractContextManager[None]:
     """All products but those that say what is right."""
     return triton_gemm.use(exclude=[torch.float64])
-
-
-def assert_product(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, added: torch.Tensor | float = 0.0) -> None:
-    mode = mode_of(default_arithmetic(a.dtype).name, a.dtype)
-    bound = error_bound(a, b, None, 1.0, 0.0, mode, c.dtype) + 2.0**-7 * abs(added)
-    assert ((c.double() - reference(a, b) - added).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.gpu.kernels.test_kernels_gpu import hopper
+from tests.gpu.kernels.test_kernels_gpu import DEVICE, gpu, hopper
 from tests.support.fprev import Tree, of_products
 from tests.support.kernel_cases import Case, Operands, bits
 from triton_gemm.arithmetic import FP8
-from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.kernels import KERNELS, warp_specialised
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.kernels.schedule import Schedule, clusters_at_once
@@ -21,7 +20,6 @@ from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, illegal, ranked
 
-DEVICE = torch.device("cuda", 0)
 MEMBERS = 3  # of each class, at least: of every kernel, and of as many tiles and ways round as there are
 CLASSES = 3  # with several members, for each problem: the largest, and those of kernels that none of these has
 
@@ -58,10 +56,6 @@ KINDS: dict[str, dict[str, object]] = {
 
 
 SKINNY = ("bf16 nt", "bf16 to fp32", "bias", "bias of rows", "batch")  # what `skinny` takes
-
-
-def gpu() -> DeviceInfo:
-    return device_info(DEVICE)
 
 
 def selections(problem: GemmProblem) -> dict[str, list[Selection]]:
