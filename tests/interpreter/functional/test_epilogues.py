@@ -31,8 +31,6 @@ from triton_gemm.runtime.plan import InterpretedPlan
 
 HALF, BF16, FLOAT, DOUBLE, INT8 = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8
 ADDED = {"number": (), "one": (1, 1), "row": (9,), "row of a matrix": (1, 9), "column": (20, 1), "matrix": (20, 9)}
-
-
 SCALARS = [(1, 1), (0.5, -2), (2, 0), (0, 1), (0, 0)]
 
 
@@ -146,8 +144,6 @@ def test_an_activation_of_what_is_added(name: str) -> None:
 
 
 F = torch.nn.functional
-
-
 ROUNDOFF = {HALF: 2.0**-11, BF16: 2.0**-8, FLOAT: 2.0**-20, DOUBLE: 2.0**-45}
 
 

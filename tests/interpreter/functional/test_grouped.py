@@ -21,10 +21,6 @@ from triton_gemm.problem import ACTIVATIONS
 ENDS = ([10, 10, 33], [0, 0, 40], [0, 0, 0], [40, 40, 40], [40], list(range(0, 41)), [39, 40])
 
 
-def turned(x: torch.Tensor) -> torch.Tensor:
-    return x.mT.contiguous().mT
-
-
 def int32(ends: list[int]) -> torch.Tensor:
     return torch.tensor(ends, dtype=torch.int32)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +15,6 @@ import triton_gemm
 from tests.support.processes import printed
 from tests.support.product_views import assert_autocast_casts_as_torch, compiled, draw
 from triton_gemm.nn import GatedLinear, Linear
-
-Function = Callable[..., torch.Tensor]
-
 
 # --- Autocast ---
 

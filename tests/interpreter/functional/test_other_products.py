@@ -11,6 +11,7 @@ import torch
 
 import triton_gemm
 from tests.support.group_truth import matrices_of
+from tests.support.numerics import scale_shapes
 from tests.support.product_views import assert_as_near_as_torchs
 from triton_gemm.functional import other_products, routing
 from triton_gemm.hardware.gpus import named_device
@@ -42,11 +43,8 @@ def half(*shape: int) -> torch.Tensor:
 
 
 def scales(M: int, N: int, kind: str) -> dict[str, torch.Tensor]:
-    shapes = {"tensor": ((), ()), "rows": ((M, 1), (1, N))}[kind]
-    return {
-        name: 0.5 + torch.rand(shape, generator=GENERATOR)
-        for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True)
-    }
+    a, b = (0.5 + torch.rand(shape, generator=GENERATOR) for shape in scale_shapes(kind, M, N, 64))
+    return {"scale_a": a, "scale_b": b}
 
 
 def scaled(M: int = 32, kind: str = "rows", **how: Any) -> torch.Tensor:

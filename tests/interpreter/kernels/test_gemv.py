@@ -109,11 +109,6 @@ def test_rules(rule: str, dtype: torch.dtype, split_k: int) -> None:
         RULES[rule](product(dtype, config=tile, split_k=split_k), SIZES["ragged"])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name)
-def test_rows_of_different_scale(dtype: torch.dtype) -> None:
-    error_within_bound(product(dtype), SIZES["ragged"], kind="wide")
-
-
 @pytest.mark.few(shows=lambda config: {config.BLOCK_N})
 @pytest.mark.parametrize(
     "config",
