@@ -434,8 +434,7 @@ def test_every_circumstance(name: str) -> None:
             check(case, persistent(config, Schedule(3 * split, split, split_k=3, group_m=2)))
 
 
-SINGLE = warp_specialised.CONFIGS
-PARTS_IN_TURN = [c for c in (*(CLUSTERED if CLUSTERS else ()), *SINGLE) if few_enough(c)]
+PARTS_IN_TURN = [c for c in (*(CLUSTERED if CLUSTERS else ()), *warp_specialised.CONFIGS) if few_enough(c)]
 
 
 @hopper

@@ -79,7 +79,7 @@ def given(config: warp_specialised.Config, kind: str) -> Job | None:
 
 def shared_sums(algorithm: Algorithm, dtype: torch.dtype) -> Job:
     """A product of a kernel on pointers whose programs add up one another's sums."""
-    a, b = (torch.randn(rows, 4104, device=DEVICE)[:, :4100].to(dtype) for rows in (700, 520))
+    a, b = (torch.randn(rows, 4104, device=DEVICE).to(dtype)[:, :4100] for rows in (700, 520))
     c = torch.empty(700, 520, dtype=dtype, device=DEVICE)
     problem = GemmProblem.of(a, b.mT, c, precision="ieee" if dtype == torch.float32 else None)
     plan = GemmPlan(problem, Selection(algorithm, "by a test", problem.precision), DEVICE)
