@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 
-from perf.measure.numerics import ARITHMETIC, accumulation_error, magnitude, reference, rounded
+import triton_gemm
+from perf.measure.numerics import ARITHMETIC, accumulation_error, magnitude, reference, rounded, scaled
 
 
 def activated(x: torch.Tensor, activation: str | None) -> torch.Tensor:
@@ -52,3 +55,35 @@ def expected(
         error = 1.13 * error + 16 * (ARITHMETIC[mode].unit_roundoff or 2.0**-24) * (before.abs() + 1)
     after = activated(before, activation)
     return after, rounded(error, after, out_dtype)
+
+
+def assert_scaled(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    c: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    fast: bool = False,
+) -> None:
+    """Whether c is a product of fp8 or int8 with scales and a bias. fast: with `use_fast_accum`."""
+    mode = "int8" if a.dtype == torch.int8 else "fp8 fast" if fast else "fp8"
+    truth, bound = expected(
+        scaled(a, scale_a), scaled(b, scale_b), None, bias=bias, mode=mode, out_dtype=c.dtype, parts=0
+    )
+    assert c.shape == truth.shape and ((c.double() - truth).abs() <= bound).all()
+
+
+def assert_scales_keep_every_bit(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    powers: Iterable[tuple[int, int]],
+    **how: bool,
+) -> None:
+    """Scales times powers of two give the product times both, but for the last bit of an element that is subnormal."""
+    c = triton_gemm.scaled_matmul(a, b, *scales, out_dtype=torch.float32, **how).double()
+    for of_each in powers:
+        far = [(scale.double() * 2.0**power).float() for scale, power in zip(scales, of_each, strict=True)]
+        found = triton_gemm.scaled_matmul(a, b, *far, out_dtype=torch.float32, **how).double()
+        assert ((found - c * 2.0 ** sum(of_each)).abs() <= 2.0**-149).all(), of_each

@@ -11,7 +11,10 @@ A tree is an index, or the set of its children: an addition of two does not care
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Union
+
+import torch
 
 Tree = Union[int, "frozenset[Tree]"]
 
@@ -62,3 +65,26 @@ def refined(n: int, sizes: Sizes) -> Tree:
         return children
 
     return grown(list(range(n)))
+
+
+def of_products(
+    terms: int,
+    multiply: Callable[[torch.Tensor], torch.Tensor],
+    like: torch.Tensor,
+    *,
+    big: float = 2.0**100,
+    one: float = 1.0,
+    rows: int | None = None,
+) -> Tree:
+    """The tree in which every element of a product is summed. multiply: gives the product of a matrix of so many rows,
+    or of all at once, and of ones; like: of the matrix's dtype and device; big, one: M, and what stands for 1."""
+    pairs = list(combinations(range(terms), 2))
+    rows, count = rows or len(pairs), torch.arange(len(pairs))
+    a = like.new_full((-(-len(pairs) // rows) * rows, terms), one)
+    for side, value in enumerate((big, -big)):
+        a[count, torch.tensor(pairs)[:, side]] = value
+    c = torch.cat([multiply(part) for part in a.split(rows)])
+    assert torch.equal(c, c[:, :1].expand_as(c)), "columns are summed otherwise"
+    sizes = (terms - (c[: len(pairs), 0].double() / one).round().long()).tolist()
+    known = dict(zip(pairs, sizes, strict=True))
+    return refined(terms, lambda i, others: [known[min(i, j), max(i, j)] for j in others])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+import triton_gemm
 from tests.support.epilogue_truth import activated
 from tests.support.numerics import error_bound, mode_of
 from triton_gemm.arithmetic import default_arithmetic
@@ -89,3 +90,13 @@ def assert_right(
         assert (rest == 0).all()
         c = c.narrow(dim, 0, truth.shape[dim])
     assert c.shape == truth.shape and ((c.double() - truth).abs() <= bound).all()
+
+
+def assert_right_as_torchs(kind: str, total: int, rows: int, columns: int, offs: torch.Tensor) -> None:
+    """Ours and torch's of groups that end at offs are as accurate, and of one dtype; B lies as torch takes it."""
+    a, b = draw(kind, total, len(offs), rows, columns, torch.bfloat16, offs.device.type)
+    b = b.mT.contiguous().mT if kind == "rows" else b
+    found = [product(a, b, offs=offs) for product in (triton_gemm.grouped_matmul, torch.nn.functional.grouped_mm)]
+    assert found[0].dtype == found[1].dtype
+    for c in found:
+        assert_right(a, b, offs, c)

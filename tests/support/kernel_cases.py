@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.support.epilogue_truth import expected
 from tests.support.numerics import mode_of, scale_shapes, scaled
-from tests.support.product_checks import NAN, SENTINEL, drawn_as
+from tests.support.product_checks import SENTINEL, drawn_as, nothing
 from triton_gemm.arithmetic import FP8
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels.schedule import Schedule
@@ -162,11 +162,6 @@ class Operands:
             assert torch.equal(results[0], truth.to(self.c.dtype)), "integers are not exact"
         wrong = ~((results[0].double() - truth).abs() <= bound)  # NaN is wrong
         assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()}, the first at {wrong.nonzero()[0].tolist()}"
-
-
-def nothing(dtype: torch.dtype) -> float:
-    """What is no element of a matrix."""
-    return NAN if dtype.is_floating_point else 101
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:

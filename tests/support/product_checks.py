@@ -127,10 +127,10 @@ def run(
 ) -> torch.Tensor:
     """The product's result; fails if it reads operands it must not, or writes anything but c."""
     order_a, order_b, order_c = view.orders
-    kept_a, a_window = place(a[:1] if view.expanded else a, order_a, view, NAN, tma=product.tma)
-    kept_b, b_window = place(b[:, :1] if view.expanded else b, order_b, view, NAN, tma=product.tma)
+    kept_a, a_window = place(a[:1] if view.expanded else a, order_a, view, nothing(a.dtype), tma=product.tma)
+    kept_b, b_window = place(b[:, :1] if view.expanded else b, order_b, view, nothing(a.dtype), tma=product.tma)
     a_window, b_window = a_window.expand_as(a), b_window.expand_as(b)
-    start = c0 if beta != 0 else torch.full_like(c0, NAN)
+    start = c0 if beta != 0 else torch.full_like(c0, nothing(c0.dtype))
     buffer, c = place(start, order_c, view, SENTINEL, tma=product.tma)
     before = [x.clone() for x in (kept_a, kept_b)]
 
@@ -142,6 +142,11 @@ def run(
     for kept, was in zip((kept_a, kept_b), before, strict=True):
         assert torch.equal(kept.nan_to_num(SENTINEL), was.nan_to_num(SENTINEL)), "changed an operand"
     return result
+
+
+def nothing(dtype: torch.dtype) -> float:
+    """What is no element of a matrix."""
+    return NAN if dtype.is_floating_point else 101
 
 
 def drawn_as(dtype: torch.dtype) -> torch.dtype:

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+import triton_gemm
 from perf.measure.numerics import accumulation_error, magnitude, reference, rounded
 from tests.support.epilogue_truth import activated
 from tests.support.product_checks import NAN
-from triton_gemm.problem import PRODUCT, Request
+from tests.support.wrong_products import torchs
+from triton_gemm.problem import GATES, PRODUCT, Request
 
 View = Callable[[torch.Tensor], torch.Tensor]
 
@@ -52,6 +54,18 @@ def torchs_linear(
     return activated(torch.nn.functional.linear(x, w, bias), activation)
 
 
+def torchs_gated(
+    x: torch.Tensor,
+    up: torch.Tensor,
+    bias: torch.Tensor | None,
+    name: str,
+    gate: torch.Tensor,
+    gate_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`linear` with a gate, in the operands' dtype."""
+    return torchs_linear(x, gate, gate_bias, GATES[name]) * torch.nn.functional.linear(x, up, bias)
+
+
 def assert_product(
     c: torch.Tensor,
     a: torch.Tensor,
@@ -69,6 +83,42 @@ def assert_product(
     before = accumulation_error(a.shape[-1] + 34, "fp64" if a.dtype == torch.float64 else "ieee") * size
     assert c.shape == truth.shape and c.dtype == (out_dtype or a.dtype)
     assert ((c.double() - truth).abs() <= rounded(before, truth, c.dtype)).all()
+
+
+def assert_views_with_the_sign_turned(device: str) -> None:
+    """Imaginary parts of conjugates: what lies in memory is their negative."""
+    shapes = (20, 33), (33, 9), (9,), (20, 9)
+    a, b, input, out = (torch.randn(shape, dtype=torch.complex64, device=device).conj().imag for shape in shapes)
+    assert all(x.is_neg() for x in (a, b, input, out))
+    for _ in range(2):
+        assert_product(triton_gemm.linear(a, b.T, input), a, b, input)
+        assert_product(triton_gemm.addmm(out, a, b), a, b, out)
+        assert triton_gemm.mm(a, b, out=out) is out
+        assert_product(out, a, b)
+
+
+def assert_autocast_casts_as_torch(dtype: torch.dtype, device: str) -> None:
+    a, b, c = (draw(*shape).to(device) for shape in ((2, 40, 50), (2, 50, 30), (30,)))
+    calls: list[tuple[str, tuple[torch.Tensor, ...]]] = [
+        *(("matmul", (a, b[0])), ("matmul", (a[0, 0], b)), ("matmul", (a[0], b[0].half())), ("bmm", (a, b))),
+        *(("mm", (a[0], b[0].half())), ("mm", (a[0], b[0].bfloat16())), ("addmm", (c, a[0], b[0]))),
+        *(("baddbmm", (c, a, b)), ("linear", (a, b[0].T, c)), ("mv", (b[0], c))),
+    ]
+    for name, arguments in calls:
+        ours = getattr(triton_gemm, name)
+        ours(*(x.float() for x in arguments))  # a call that could be repeated without checks
+        with torch.autocast(device, dtype):
+            found = ours(*arguments)
+            if name != "mv" or device == "cuda":  # torch's list for CPUs lacks mv
+                expected = torchs(name)(*arguments)
+                assert (found.dtype, found.shape) == (expected.dtype, expected.shape), name
+        *added, x, y = (z.to(dtype) for z in arguments)
+        if name == "linear":
+            x, y, added = added[0], x.mT, [y]
+        assert_product(found, x, y, *added)
+    with torch.autocast(device, dtype):
+        assert triton_gemm.mm(a[0], b[0], out=torch.empty(40, 30, device=device)).dtype == torch.float32
+        assert triton_gemm.mm(a[0], b[0], out_dtype=torch.float32).dtype == torch.float32
 
 
 def assert_vmap_is_each(
@@ -105,7 +155,7 @@ def traced(call: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[
 def assert_gradients_as_near_as_torchs(
     ours: Callable[..., torch.Tensor], torchs: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]
 ) -> None:
-    """Of the sum of squares; they have the dtypes of their operands."""
+    """Of the sum of squares; each has the dtype of its operand."""
     found = []
     for function, dtype in ((ours, None), (torchs, None), (torchs, torch.float64)):
         own = [x.detach().to(dtype or x.dtype, copy=True).requires_grad_() for x in operands]
@@ -116,8 +166,8 @@ def assert_gradients_as_near_as_torchs(
 
 def assert_as_near_as_torchs(ours: Any, theirs: Any, truth: Any) -> None:
     """The error of each of our tensors is at most twice that of torch's."""
-    for mine, torchs, exact in zip(ours, theirs, truth, strict=True):
-        errors = [float((x.double() - exact).norm() / exact.norm()) for x in (mine, torchs)]
+    for mine, other, exact in zip(ours, theirs, truth, strict=True):
+        errors = [float((x.double() - exact).norm() / exact.norm()) for x in (mine, other)]
         assert errors[0] <= 2 * errors[1], errors
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+import triton_gemm
+
 
 def words(call: Callable[[], object]) -> tuple[type[BaseException], str]:
     with pytest.raises(Exception) as caught:
@@ -17,26 +19,6 @@ def words(call: Callable[[], object]) -> tuple[type[BaseException], str]:
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype)
-
-
-MISTAKES = {
-    "inner-sizes": (ones(2, 3), ones(4, 5), None),
-    "inner-sizes-half": (ones(2, 3, dtype=torch.half), ones(4, 5, dtype=torch.half), None),
-    "inner-sizes-empty": (ones(0, 3), ones(4, 0), None),
-    "dtypes": (ones(2, 3), ones(3, 5, dtype=torch.double), None),
-    "dtypes-16-bit": (ones(2, 3, dtype=torch.half), ones(3, 5, dtype=torch.bfloat16), None),
-    "dtypes-integer": (ones(2, 3), ones(3, 5, dtype=torch.int64), None),
-    "a-1d": (ones(3), ones(3, 5), None),
-    "b-1d": (ones(2, 3), ones(3), None),
-    "a-3d": (ones(1, 2, 3), ones(3, 5), None),
-    "a-0d": (ones(), ones(3, 5), None),
-    "shapes-and-dtypes": (ones(2, 3), ones(4, 5, dtype=torch.double), None),
-    "out-dtype": (ones(2, 3), ones(3, 5), ones(2, 5, dtype=torch.double)),
-    "out-dtype-half": (ones(2, 3), ones(3, 5), ones(2, 5, dtype=torch.half)),
-    "out-expanded": (ones(2, 3), ones(3, 5), ones(1, 5).expand(2, 5)),
-    "out-one-element": (ones(2, 3), ones(3, 5), ones(1, 1).expand(2, 5)),
-    "out-overlapping": (ones(2, 3), ones(3, 5), ones(6).as_strided((2, 5), (0, 1))),
-}
 
 
 def torchs(name: str) -> Callable[..., torch.Tensor]:
@@ -64,7 +46,10 @@ _CALLS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "mm": [
         *(([1], ones(3, 5)), (ones(3, 5), 3), (ones(2, 3), ones(3)), (ones(1, 2, 3), ones(3, 5))),
-        *((ones(), ones(3, 5)), (ones(2, 3), ones()), (ones(), ones())),
+        *((ones(), ones(3, 5)), (ones(2, 3), ones()), (ones(), ones()), (ones(3), ones(3, 5))),
+        *((ones(2, 3), ones(4, 5)), (ones(2, 3, **H), ones(4, 5, **H)), (ones(0, 3), ones(4, 0))),
+        *((ones(2, 3), ones(3, 5, **D)), (ones(2, 3, **H), ones(3, 5, **B)), (ones(2, 3), ones(4, 5, **D))),
+        (ones(2, 3), ones(3, 5, dtype=torch.int64)),
     ],
     "bmm": [
         *((ones(2, 3), ones(2, 3, 5)), (ones(2, 2, 3), ones(3, 5)), (ones(2, 2, 3), ones(3, 3, 5))),
@@ -103,6 +88,12 @@ _CALLS: dict[str, list[tuple[Any, ...]]] = {
         *((ones(2, 3), ones(5, 3), ones(1, 2, 5)), (ones(2, 3), ones(5, 3), ones(4, **D))),
     ],
 }  # fmt: skip
+# What `mm` of 2x3 and 3x5 cannot write to.
+_OUTS = {
+    "dtype": ones(2, 5, **D),
+    "expanded": ones(1, 5).expand(2, 5),
+    "overlapping": ones(6).as_strided((2, 5), (0, 1)),
+}
 
 
 def _shown(argument: Any) -> str:
@@ -110,11 +101,27 @@ def _shown(argument: Any) -> str:
     return f"{kind}{list(getattr(argument, 'shape', ''))}"
 
 
-OF_PRODUCTS = [
-    pytest.param(name, arguments, id=f"{name}({', '.join(map(_shown, arguments))})")
+_NAMED = [
+    pytest.param(name, arguments, None, id=f"{name}({', '.join(map(_shown, arguments))})")
     for name, calls in _CALLS.items()
     for arguments in calls
 ]
+_NAMED += [pytest.param("mm", (ones(2, 3), ones(3, 5)), out, id=f"mm-out-{name}") for name, out in _OUTS.items()]
+WITH_MISTAKES = pytest.mark.parametrize(("name", "arguments", "out"), _NAMED)
+
+
+def assert_mistake_is_torchs(
+    name: str, arguments: tuple[Any, ...], out: torch.Tensor | None, device: str = "cpu"
+) -> None:
+    """Of WITH_MISTAKES, on a device."""
+
+    def moved(x: Any) -> Any:
+        memory = torch.ones(512, dtype=getattr(x, "dtype", None), device=device)
+        return memory.as_strided(x.shape, x.stride()) if isinstance(x, torch.Tensor) else x
+
+    given, how = [*map(moved, arguments)], {} if out is None else {"out": moved(out)}
+    assert_same_words(lambda: torchs(name)(*given, **how), lambda: getattr(triton_gemm, name)(*given, **how))
+
 
 # What may be given for beta or alpha, or may not, as torch decides.
 FACTORS = {

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import triton_gemm
-from tests.support.group_truth import KINDS, assert_right, draw
-from triton_gemm.arithmetic import MODES
+from tests.gpu.calls import captured
+from tests.support.group_truth import KINDS, assert_right, assert_right_as_torchs, draw
 from triton_gemm.hardware.device import current_device_info
 from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import plan
@@ -45,17 +45,6 @@ def test_a_call_like_one_before_is_of_its_own_operands(kind: str) -> None:
         assert_right(a, b, int32(ends), triton_gemm.grouped_matmul(a, b, int32(ends)))
         wide = int32([x for end in ends for x in (end, 0)])[::2]  # copied at each call
         assert_right(a, b, wide, triton_gemm.grouped_matmul(a, b, wide))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("precision", MODES)
-def test_every_precision_of_fp32(precision: str, kind: str) -> None:
-    """Operands along K, which is how Hopper's tensor cores read fp32."""
-    for rows, columns in ((512, 264), (4, 4)):
-        a, b = draw(kind, 400, 3, rows, columns, torch.float32, "cuda")
-        y = b.mT.contiguous().mT
-        result = triton_gemm.grouped_matmul(a, y, int32([100, 100, 333]), precision=precision)
-        assert_right(a, y, int32([100, 100, 333]), result, precision)
 
 
 @pytest.mark.parametrize("tokens", [16, 300, 5000])
@@ -108,9 +97,7 @@ def without_a_wait(
         found = product()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        c = product()
+    graph, c = captured(product)
     for ends in ([0, 0, 640, 640], [1, 2, 3, 4], [200, 400, 600, 630]):
         offs.copy_(int32(ends))
         graph.replay()
@@ -125,22 +112,5 @@ def test_the_host_does_not_wait() -> None:
 
 
 def test_as_torch() -> None:
-    offs = int32([160, 160, 640])
     for kind in KINDS:
-        a, b = draw(kind, 640, 3, 256, 512, torch.bfloat16, "cuda")
-        a, b = (a, b.mT.contiguous().mT) if kind == "rows" else (a, b)
-        for product in (triton_gemm.grouped_matmul, torch.nn.functional.grouped_mm):
-            assert_right(a, b, offs, product(a, b, offs=offs))
-
-
-def test_2_31_elements() -> None:
-    """Offsets of C that 32 bits do not hold."""
-    rows, columns = 2**19 + 300, 4096 + 8
-    if torch.cuda.mem_get_info()[0] < 3 * 2 * rows * columns:
-        pytest.skip("needs more memory")
-    a = torch.randn(rows, 64, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(3, 64, columns, device="cuda", dtype=torch.bfloat16)
-    offs = int32([300, rows - 130, rows])
-    c = triton_gemm.grouped_matmul(a, b, offs)
-    assert_right(a[-130:], b[2:], int32([130]), c[-130:])
-    assert_right(a[:300], b[:1], int32([300]), c[:300])
+        assert_right_as_torchs(kind, 640, 256, 512, int32([160, 160, 640]))

@@ -1,9 +1,7 @@
-"""The products as candidates of Inductor's autotuning on a GPU: timed, right, in CUDA graphs, and kept for another
-process."""
+"""The products as candidates of Inductor's autotuning on a GPU: timed, right, and in CUDA graphs."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,16 +10,15 @@ import pytest
 import torch
 import torch._inductor.config
 
-from tests.support.processes import python
+from tests.gpu.calls import launches_ours
 from tests.support.product_views import draw
-from triton_gemm import inductor, kernels
+from triton_gemm import inductor
 
 pytestmark = pytest.mark.slow
 
 MODE = "max-autotune-no-cudagraphs"
 THEIRS = set(inductor.KERNELS)
 OURS = {f"triton_gemm_{name}" for name in THEIRS}
-NAMES = "|".join(kernels.KERNELS)  # how the names of these kernels begin
 
 CALLS: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
     "mm": (torch.mm, ((256, 512), (512, 384))),
@@ -79,14 +76,6 @@ def assert_like(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert ((found - expected).double().norm() / expected.double().norm()) < bound
 
 
-def launched(call: Callable[[], object]) -> bool:
-    """Whether one of our kernels runs."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    return any(re.match(NAMES, event.key) for event in profile.key_averages())
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_chosen_is_ours_and_right(call: str, dtype: torch.dtype, winning: dict[str, float]) -> None:
@@ -94,7 +83,7 @@ def test_what_is_chosen_is_ours_and_right(call: str, dtype: torch.dtype, winning
     compiled = torch.compile(function, mode=MODE, dynamic=False)
     assert_like(compiled(*arguments), function(*arguments))
     assert OURS & set(winning) and THEIRS & set(winning), winning
-    assert launched(lambda: compiled(*arguments))
+    assert launches_ours(lambda: compiled(*arguments))
 
 
 def test_it_is_timed_with_the_templates_and_whatever_wins_is_right(timed: dict[str, float]) -> None:
@@ -111,7 +100,7 @@ def test_for_any_number_of_rows(winning: dict[str, float]) -> None:
     for rows in (256, 3, 1000):
         x = draw(rows, 512, dtype=torch.bfloat16).cuda()
         assert_like(compiled(x), torch.nn.functional.linear(x, w, bias))
-    assert launched(lambda: compiled(x))
+    assert launches_ours(lambda: compiled(x))
 
 
 def test_in_a_cuda_graph_and_in_training(winning: dict[str, float]) -> None:
@@ -122,7 +111,7 @@ def test_in_a_cuda_graph_and_in_training(winning: dict[str, float]) -> None:
         with torch.no_grad():
             assert_like(compiled(x).clone(), layer(x))
     with torch.no_grad():
-        assert launched(lambda: compiled(x))
+        assert launches_ours(lambda: compiled(x))
     expected = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
     for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()
@@ -138,41 +127,3 @@ def test_tensors_of_the_cpu_and_integers_stay_torchs(timed: dict[str, float]) ->
     a, b = (torch.randint(-9, 9, shape, device="cuda", dtype=torch.int8) for shape in ((64, 96), (96, 32)))
     assert torch.equal(torch.compile(torch._int_mm, mode=MODE)(a, b), torch._int_mm(a, b))
     assert not OURS & set(timed), timed
-
-
-PROGRAM = """
-import torch
-from torch._dynamo.utils import counters
-from torch._inductor.select_algorithm import AlgorithmSelectorCache
-from tests.support.product_views import assert_product
-from triton_gemm import inductor
-from triton_gemm.functional import matrices
-
-timed, computed = [], []
-measured = AlgorithmSelectorCache.benchmark_choice.__func__
-def benchmark(cls, choice, arguments):
-    timed.append(choice.name)
-    ms = measured(cls, choice, arguments)
-    return 1e-6 if choice.name.startswith("triton_gemm") else ms
-AlgorithmSelectorCache.benchmark_choice = classmethod(benchmark)
-compute_into = matrices.compute_into
-matrices.compute_into = lambda *arguments: computed.append(1) or compute_into(*arguments)
-torch._inductor.config.max_autotune_gemm_backends = "ATEN"
-inductor.register()
-a, w, bias = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in ((256, 512), (384, 512), (384,)))
-linear = torch.nn.functional.linear
-found = torch.compile(lambda a, w, bias: linear(a, w, bias), mode="max-autotune-no-cudagraphs")(a, w, bias)
-assert_product(found, a, w.mT, bias)
-print(counters["inductor"]["fxgraph_cache_hit"], "triton_gemm_addmm" in timed, bool(timed), bool(computed))
-"""
-
-
-def test_another_process_finds_it(tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    file.write_text(PROGRAM)
-    printed = []
-    for _ in range(2):
-        done = python(file)
-        assert done.returncode == 0, done.stderr[-3000:]
-        printed.append(done.stdout.splitlines()[-1])
-    assert printed == ["0 True True True", "1 False False True"]

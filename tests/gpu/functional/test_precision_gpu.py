@@ -1,4 +1,4 @@
-"""fp32 in every precision: within its bound of fp64 on inputs that tell a true product from a clever one."""
+"""fp32 in every precision: as every product, beside SGEMM, rounding, the ends of the range."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import triton_gemm
 from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.support.awkward_sizes import SMALL
-from tests.support.numerics import error_bound, reference
+from tests.support.numerics import reference
 from tests.support.product_checks import Product, battery, fp32_precision
 from triton_gemm.arithmetic import EMULATED, MODES
 
@@ -38,14 +38,12 @@ INPUTS = {
     "positive": lambda: (normal(N, N).abs(), normal(N, N).abs().flip(1)),
     "wide-range": lambda: (normal(N, N) * powers(-20, 20, N, N), normal(N, N) * powers(-20, 20, N, N).flip(0)),
     "graded": lambda: (normal(N, N) * graded(-1), normal(N, N) * graded(1)[:, None]),
-    "ones-and-tiny": lambda: (1 + normal(N, N) * 2.0**-12, 1 + normal(N, N).flip(0) * 2.0**-20),
-    "cancelling": lambda: (torch.cat([normal(N, N), -normal(N, N)], 1), torch.cat([normal(N, N)] * 2) + 2.0**-9),
 }
 
 
-@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("precision", EMULATED)
 def test_battery(precision: str) -> None:
-    """Sizes, layouts, views, permutations, NaN: as every product."""
+    """Sizes, layouts, views, permutations, NaN: as every product. `test_matmul_gpu.py` has the other precisions."""
     product = Product(
         lambda a, b, c, alpha, beta: triton_gemm.matmul(a, b, out=c, precision=precision),
         *(torch.float32, precision, torch.float32, "cuda"),
@@ -56,19 +54,6 @@ def test_battery(precision: str) -> None:
 
 
 @pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize("precision", MODES)
-def test_within_the_bound(precision: str, inputs: str) -> None:
-    a, b = INPUTS[inputs]()
-    for left, right in ((a, b), (a, b.mT.contiguous().mT), (a.mT.contiguous().mT, b)):
-        c = triton_gemm.matmul(left, right, precision=precision)
-        error = (c.double() - reference(a, b)).abs()
-        bound = error_bound(a, b, None, 1.0, 0.0, precision, torch.float32)
-        worst = (error / bound).max()
-        assert worst <= 1, f"{worst:.3g} of the bound"
-        assert torch.equal(c, triton_gemm.matmul(left, right, precision=precision)), "other bits"
-
-
-@pytest.mark.parametrize("inputs", ["random", "positive", "wide-range", "graded"])
 @pytest.mark.parametrize("precision", ["bf16x6", "bf16x9"])
 def test_six_and_nine_products_are_at_least_as_accurate_as_sgemm(precision: str, inputs: str) -> None:
     """In the norm and in the worst element; SGEMM adds K products one after another, each time rounding."""
@@ -126,28 +111,3 @@ def test_what_lies_below_planes_is_lost(precision: str) -> None:
     relative = {"bf16x3": 2.0**-16, "bf16x6": 2.0**-23, "bf16x9": 2.0**-23, "tf32x3": 2.0**-21}[precision]
     lost = 2.0**-134 if "bf16" in precision else 2.0**-136
     assert ((found - a).abs() <= relative * a + 3 * lost).all()
-
-
-@pytest.mark.parametrize("precision", MODES)
-def test_in_a_graph(precision: str) -> None:
-    a, b, c = normal(300, 500), normal(500, 200), torch.empty(300, 200, device="cuda")
-    expected = triton_gemm.matmul(a, b, precision=precision)
-    triton_gemm.matmul(a, b, out=c, precision=precision)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        triton_gemm.matmul(a, b, out=c, precision=precision)
-    c.zero_()
-    for _ in range(3):
-        graph.replay()
-    assert torch.equal(c, expected)
-
-
-def test_torchs_setting_is_the_default_and_a_mode_overrules_it() -> None:
-    a, b = normal(256, 256), normal(256, 256)
-    exact, rounded = (triton_gemm.matmul(a, b, precision=mode) for mode in ("ieee", "tf32"))
-    assert not torch.equal(exact, rounded)
-    for setting, default in (("ieee", exact), ("tf32", rounded)):
-        with fp32_precision(setting):
-            assert torch.equal(triton_gemm.matmul(a, b), default)
-            assert torch.equal(triton_gemm.matmul(a, b, precision="ieee"), exact)
-            assert torch.equal(triton_gemm.matmul(a, b, precision="tf32"), rounded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,28 +12,19 @@ import torch
 
 import triton_gemm
 from perf.measure.numerics import rounded
-from tests.support.numerics import error_bound, mode_of, reference, scaled
+from tests.gpu.calls import captured, launches_ours
+from tests.gpu.runtime.test_plan_gpu import random as draw
+from tests.support.numerics import error_bound, reference, scaled
 from tests.support.processes import python
-from triton_gemm import kernels
-from triton_gemm.arithmetic import default_arithmetic
+from tests.support.product_views import assert_product
 from triton_gemm.functional import routing
 
 OURS = "triton_gemm"
 
 
-def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(shape, device="cuda").to(dtype)
-
-
 def ours() -> AbstractContextManager[None]:
     """All products but those that say what is right."""
     return triton_gemm.use(exclude=[torch.float64])
-
-
-def assert_product(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, added: torch.Tensor | float = 0.0) -> None:
-    mode = mode_of(default_arithmetic(a.dtype).name, a.dtype)
-    bound = error_bound(a, b, None, 1.0, 0.0, mode, c.dtype) + 2.0**-7 * abs(added)
-    assert ((c.double() - reference(a, b) - added).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -81,36 +71,16 @@ def test_what_differs_is_not_taken_for_the_same() -> None:
         assert triton_gemm.report_routing()["mm", OURS] == 1
 
 
-@pytest.mark.parametrize(
-    "product", [lambda x, w, b: torch.nn.functional.linear(x, w, b), lambda x, w, b: x @ w.mT], ids=["linear", "matmul"]
-)
-def test_gradients_are_ours_too(product: Callable[..., torch.Tensor]) -> None:
-    x, w, b = (draw(*shape).requires_grad_() for shape in ((256, 128), (64, 128), (64,)))
-    of_64 = [t.detach().double().requires_grad_() for t in (x, w, b)]
-    grads = [torch.autograd.grad(product(*of_64).square().sum(), of_64[:2])]
-    for wanted in (False, True, True):
-        with triton_gemm.use(predicate=lambda *_, wanted=wanted: wanted):
-            grads.append(torch.autograd.grad(product(x, w, b).square().sum(), [x, w]))
-    for truth, theirs, first, second in zip(*grads, strict=True):
-        assert torch.equal(first, second)
-        assert (first.double() - truth).norm() <= 2 * (theirs.double() - truth).norm()
-
-
 # --- Compiled models: docs/routing.md has the table ---
 
 LAYER = (768, 512)
-KERNELS = "|".join(kernels.KERNELS)  # how the names of these kernels begin
 
 
 def products(call: Callable[[], object]) -> tuple[int, bool]:
     """How many products `call` sends to these kernels, and whether one of them runs, launched by a graph or not."""
     triton_gemm.report_routing(reset=True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    counts = triton_gemm.report_routing()
-    launched = any(re.match(KERNELS, event.key) for event in profile.key_averages())
-    return sum(n for (_, where), n in counts.items() if where == OURS), launched
+    is_ours = launches_ours(call)
+    return sum(n for (_, where), n in triton_gemm.report_routing().items() if where == OURS), is_ours
 
 
 def compiled_layer(**how: object) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
@@ -177,30 +147,6 @@ def test_max_autotune_may_choose_a_template_of_its_own(
         assert products(call) == (routed, bool(routed))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("whole", [True, False], ids=["around", "within"])
-def test_a_graph_may_break(whole: bool) -> None:
-    torch._dynamo.reset()
-    a, b = draw(1024, 768), draw(768, 768)
-
-    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if not whole:
-            with ours():
-                return torch.mm(a, b)
-        c = torch.mm(a, b)
-        torch._dynamo.graph_break()
-        return c
-
-    compiled = torch.compile(function)
-    compiled(a, b)
-    if whole:
-        with ours():
-            assert products(lambda: compiled(a, b)) == (1, True)
-    else:
-        assert products(lambda: compiled(a, b)) == (1, True)
-    assert_product(compiled(a, b), a, b)
-
-
 # Packages that AOTInductor compiles and loads: torch's alone, or counted inside of use().
 AOT_INDUCTOR = """
 import sys, torch
@@ -239,9 +185,7 @@ def test_a_captured_graph_replays() -> None:
     x, w, b = draw(16, 256), draw(512, 256), draw(512)
     with ours():
         torch.nn.functional.linear(x, w, b)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = torch.nn.functional.linear(x, w, b)
+        graph, y = captured(lambda: torch.nn.functional.linear(x, w, b))
     x.copy_(draw(16, 256))
     graph.replay()
     assert_product(y, x, w.mT, b.double())
@@ -290,11 +234,9 @@ def test_products_of_8_bits_and_of_groups(name: str) -> None:
     with triton_gemm.use():
         found = [operator(*arguments) for _ in range(3)]
         found.append(torch.compile(lambda: operator(*arguments))())
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = operator(*arguments)
+        graph, out = captured(lambda: operator(*arguments))
         graph.replay()
-        found.append(captured)
+        found.append(out)
     if name == "_scaled_mm" and torch.cuda.get_device_capability() != (9, 0):
         assert ("_scaled_mm", OURS) not in triton_gemm.report_routing(reset=True), "no record has other GPUs"
     else:

@@ -7,7 +7,8 @@ import torch
 
 import triton_gemm
 from tests.gpu.kernels.test_kernels_gpu import hopper
-from tests.support.numerics import error_bound, reference, scale_shapes, scaled
+from tests.support.epilogue_truth import assert_scaled, assert_scales_keep_every_bit
+from tests.support.numerics import reference, scale_shapes, scaled
 from triton_gemm.arithmetic import FP8
 from triton_gemm.selection import generation
 
@@ -56,15 +57,8 @@ def test_every_layout_and_size(dtype: torch.dtype, kind: str) -> None:
             bias = torch.randn(size[1], device="cuda", generator=generator()).to(out_dtype) if i % 2 else None
             how = {"bias": bias, "out_dtype": out_dtype, "use_fast_accum": fast}
             c = triton_gemm.scaled_matmul(a, b, scale_a, scale_b, **how)
-            factors = scaled(a, scale_a), scaled(b, scale_b)
-            mode = "int8" if dtype == torch.int8 else "fp8 fast" if fast else "fp8"
-            bound = error_bound(*factors, None, 1.0, 0.0, mode, out_dtype)
-            truth = reference(*factors)
-            if bias is not None:
-                truth = truth + bias.double()
-                bound = bound + 2 * torch.finfo(out_dtype).eps * bias.double().abs()
             assert c.dtype == out_dtype
-            assert ((c.double() - truth).abs() <= bound).all(), (size, layout)
+            assert_scaled(a, b, scale_a, scale_b, c, bias, fast)
             again = triton_gemm.scaled_matmul(a, b, scale_a, scale_b, **how)
             assert torch.equal(c.view(torch.uint8), again.view(torch.uint8)), "other bits"
 
@@ -101,32 +95,25 @@ def test_no_less_accurate_than_torch(kind: str, mode: str) -> None:
         assert (ours.double() - truth).norm() <= 1.02 * (theirs.double() - truth).norm()
 
 
-@pytest.mark.parametrize("size", [(1, 512, 512), (256, 384, 512), (77, 129, 333)], ids=str)
-@pytest.mark.parametrize("kind", ["tensor", "rows", "blocks"])
-def test_scales_of_opposite_sizes_keep_every_bit(kind: str, size: tuple[int, int, int]) -> None:
-    """Times a sum the larger one would be infinite, and the smaller one subnormal."""
-    for fast in (False, True)[: 1 if kind == "blocks" else 2]:
-        a, b = operands(size, "nt", torch.float8_e4m3fn)
-        scale_a, scale_b = scales_of(size, kind)
-        how = {"out_dtype": torch.float32, "use_fast_accum": fast}
-        c = triton_gemm.scaled_matmul(a, b, scale_a, scale_b, **how)
-        for factor in (2.0**124, 2.0**-124):
-            assert torch.equal(triton_gemm.scaled_matmul(a, b, scale_a * factor, scale_b / factor, **how), c)
+OPPOSITE = ((124, -124), (-124, 124))  # times a sum the larger one would be infinite, and the smaller one subnormal
+SUBNORMAL = ((-106, -24), (-24, -106), (-106, -40))
 
 
 @pytest.mark.parametrize("size", [(1, 512, 512), (256, 384, 512), (77, 129, 333)], ids=str)
-@pytest.mark.parametrize("kind", ["tensor", "rows"])
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
-def test_scales_whose_product_is_subnormal_keep_every_bit(
-    dtype: torch.dtype, kind: str, size: tuple[int, int, int]
+@pytest.mark.parametrize(
+    ("dtype", "kind", "fast", "powers"),
+    [
+        *((torch.float8_e4m3fn, kind, False, OPPOSITE) for kind in ("tensor", "rows", "blocks")),
+        *((torch.float8_e4m3fn, kind, True, OPPOSITE) for kind in ("tensor", "rows")),
+        *((torch.float8_e4m3fn, kind, False, SUBNORMAL) for kind in ("tensor", "rows")),
+        *((torch.int8, kind, False, SUBNORMAL) for kind in ("tensor", "rows")),
+    ],
+    ids=str,
+)
+def test_scales_keep_every_bit(
+    dtype: torch.dtype, kind: str, fast: bool, powers: tuple[tuple[int, int], ...], size: tuple[int, int, int]
 ) -> None:
-    """But for the last one of an element of C that is subnormal itself."""
-    a, b = operands(size, "nt", dtype)
-    scales, how = scales_of(size, kind), {"out_dtype": torch.float32}
-    c = triton_gemm.scaled_matmul(a, b, *scales, **how).double()
-    for of_a, of_b in ((-106, -24), (-24, -106), (-106, -40)):
-        found = triton_gemm.scaled_matmul(a, b, scales[0] * 2.0**of_a, scales[1] * 2.0**of_b, **how).double()
-        assert ((found - c * 2.0 ** (of_a + of_b)).abs() <= 2.0**-149).all(), (of_a, of_b)
+    assert_scales_keep_every_bit(*operands(size, "nt", dtype), scales_of(size, kind), powers, use_fast_accum=fast)
 
 
 def test_sums_of_fp8_are_promoted_unless_fast_ones_are_asked_for() -> None:
@@ -155,17 +142,3 @@ def test_int8_is_exact(size: tuple[int, int, int], layout: str) -> None:
     out = torch.empty_like(c)
     assert triton_gemm.matmul(a, b, out=out) is out
     assert torch.equal(out, c)
-
-
-def test_scaled_in_a_graph() -> None:
-    size = (300, 512, 640)
-    a, b = operands(size, "nt", torch.float8_e4m3fn)
-    scales = scales_of(size, "rows")
-    expected = triton_gemm.scaled_matmul(a, b, *scales)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        c = triton_gemm.scaled_matmul(a, b, *scales)
-    for _ in range(3):
-        c.zero_()
-        graph.replay()
-        assert torch.equal(c, expected)

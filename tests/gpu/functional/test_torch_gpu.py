@@ -9,12 +9,22 @@ import torch
 
 import triton_gemm
 from perf.measure import numerics
+from tests.gpu.calls import launched
 from tests.support import epilogue_truth
 from tests.support.epilogue_truth import activated
-from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_as_near_as_torchs, assert_product, draw
-from tests.support.wrong_products import OF_PRODUCTS, assert_same_words, torchs
+from tests.support.product_views import (
+    BATCHES,
+    EXPANDED,
+    VIEWS,
+    assert_autocast_casts_as_torch,
+    assert_gradients_as_near_as_torchs,
+    assert_product,
+    assert_views_with_the_sign_turned,
+    draw,
+    torchs_linear,
+)
+from tests.support.wrong_products import WITH_MISTAKES, assert_mistake_is_torchs, assert_same_words, torchs
 from triton_gemm.compat import stream_of_graph_trees
-from triton_gemm.functional import api, fast_path
 from triton_gemm.problem import ACTIVATIONS
 from triton_gemm.runtime import plan, workspace
 
@@ -42,23 +52,6 @@ def test_matmul_of_batches_and_strides(
             assert_product(triton_gemm.matmul(a, b), a, b)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_product(dtype: torch.dtype) -> None:
-    a, b, input = random(3, 200, 330, dtype=dtype), random(3, 330, 90, dtype=dtype), random(3, 200, 90, dtype=dtype)
-    assert_product(triton_gemm.mm(a[0], b[0]), a[0], b[0])
-    assert_product(triton_gemm.bmm(a, b), a, b)
-    assert_product(triton_gemm.mv(a[0], b[0, :, 0]), a[0], b[0, :, 0])
-    for alpha, beta in ((1, 1), (0.5, -2), (0, 1)):
-        how: dict[str, Any] = {"alpha": alpha, "beta": beta}
-        for added in (input[0], input[0, 0], input[0, :, :1], input[0, 0, 0]):
-            assert_product(triton_gemm.addmm(added, a[0], b[0], **how), a[0], b[0], added, **how)
-        if alpha:
-            for added in (input, input[0], input[:, :1]):
-                assert_product(triton_gemm.baddbmm(added, a, b, **how), a, b, added, **how)
-    for _ in range(2):
-        assert_product(triton_gemm.linear(a, b[0].T, input[0, 0]), a, b[0], input[0, 0])
-
-
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_an_activation_of_infinities_is_torchs(activation: Any, dtype: torch.dtype) -> None:
@@ -72,13 +65,7 @@ def test_an_activation_of_infinities_is_torchs(activation: Any, dtype: torch.dty
 
 
 def test_views_with_the_sign_turned() -> None:
-    """Imaginary parts of conjugates: what lies in memory is their negative, which the interpreter resolves itself."""
-    shapes = (20, 33), (33, 9), (9,), (20, 9)
-    a, b, input, out = (torch.randn(shape, dtype=torch.complex64, device="cuda").conj().imag for shape in shapes)
-    for _ in range(2):
-        assert_product(triton_gemm.linear(a, b.T, input), a, b, input)
-        assert_product(triton_gemm.addmm(out, a, b), a, b, out)
-        assert_product(triton_gemm.mm(a, b, out=out), a, b)
+    assert_views_with_the_sign_turned("cuda")
 
 
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
@@ -95,10 +82,9 @@ def test_out_dtype_is_torchs(dtype: torch.dtype) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "arguments"), OF_PRODUCTS)
-def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...]) -> None:
-    on_gpu = [x.cuda() if isinstance(x, torch.Tensor) else x for x in arguments]
-    assert_same_words(lambda: torchs(name)(*on_gpu), lambda: getattr(triton_gemm, name)(*on_gpu))
+@WITH_MISTAKES
+def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...], out: torch.Tensor | None) -> None:
+    assert_mistake_is_torchs(name, arguments, out, "cuda")
 
 
 @pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])
@@ -113,16 +99,6 @@ def test_a_mistaken_out_dtype_raises_what_torch_raises(name: str) -> None:
         )
 
 
-def test_an_out_that_is_too_small_is_resized_every_time() -> None:
-    """A call that is repeated without checks must not take it for what it became."""
-    a, b = random(64, 32), random(32, 48)
-    for _ in range(3):
-        out = torch.empty(3, 3, device="cuda", dtype=BF16)
-        with pytest.warns(UserWarning, match="resized"):
-            triton_gemm.matmul(a, b, out=out)
-        assert_product(out, a, b)
-
-
 # --- Gradients ---
 
 
@@ -130,37 +106,9 @@ def test_an_out_that_is_too_small_is_resized_every_time() -> None:
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
 def test_gradients_are_as_good_as_torchs(activation: str | None, dtype: torch.dtype) -> None:
     values = [random(*shape, dtype=dtype) for shape in ((4, 250, 520), (390, 520), (390,))]
-    grad = random(4, 250, 390, dtype=dtype)
-
-    def gradients(linear: Any, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        leaves = [x.detach().clone().requires_grad_() for x in inputs]
-        return list(torch.autograd.grad(linear(*leaves), leaves, grad.to(inputs[0].dtype)))
-
-    def theirs(*inputs: torch.Tensor) -> torch.Tensor:
-        c = torch.nn.functional.linear(*inputs)
-        return c if activation is None else getattr(torch.nn.functional, activation)(c)
-
-    truth = gradients(theirs, *(x.double() for x in values))
-    ours = gradients(lambda *x: triton_gemm.linear(*x, activation), *values)
-    assert_as_near_as_torchs(ours, gradients(theirs, *values), truth)
-
-
-def test_func_on_a_gpu() -> None:
-    a, b = random(6, 40, 50, dtype=FLOAT), random(50, 30, dtype=FLOAT)
-    for transform in (torch.func.grad, torch.func.jacrev):
-        ours, theirs = (
-            torch.func.vmap(transform(lambda x, y, f=f: f(x, y).sin().sum()), (0, None))(a, b)
-            for f in (triton_gemm.matmul, torch.matmul)
-        )
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [FLOAT, BF16], ids=str)
-def test_opcheck(dtype: torch.dtype) -> None:
-    op = torch.ops.triton_gemm.gemm.default
-    a, b, row = (random(*shape, dtype=dtype).requires_grad_() for shape in ((2, 40, 50), (30, 50), (30,)))
-    torch.library.opcheck(op, (a, b.detach().mT.requires_grad_(), row))
-    torch.library.opcheck(op, (a.detach(), b.detach().mT, row.detach(), 1.0, 1.0, "gelu"))
+    assert_gradients_as_near_as_torchs(
+        lambda *x: triton_gemm.linear(*x, activation), lambda *x: torchs_linear(*x, activation), values
+    )
 
 
 # --- Autocast ---
@@ -168,24 +116,7 @@ def test_opcheck(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
 def test_autocast_casts_as_torch(dtype: torch.dtype) -> None:
-    a, b, c = random(2, 40, 50, dtype=FLOAT), random(2, 50, 30, dtype=FLOAT), random(30, dtype=FLOAT)
-    calls: list[tuple[str, tuple[torch.Tensor, ...]]] = [
-        *(("matmul", (a, b[0])), ("matmul", (a[0, 0], b)), ("mm", (a[0], b[0].half())), ("bmm", (a, b))),
-        *(("mv", (b[0], c)), ("addmm", (c, a[0], b[0])), ("baddbmm", (c, a, b)), ("linear", (a, b[0].T, c))),
-    ]
-    for name, arguments in calls:
-        getattr(triton_gemm, name)(*(x.float() for x in arguments))  # a call that could be repeated without checks
-        with torch.autocast("cuda", dtype):
-            ours, theirs = (f(*arguments) for f in (getattr(triton_gemm, name), torchs(name)))
-        assert ours.dtype == theirs.dtype == dtype and ours.shape == theirs.shape, name
-        *added, x, y = (z.to(dtype) for z in arguments)
-        if name == "linear":
-            x, y, added = added[0], x.mT, [y]
-        assert_product(ours, x, y, *added)
-    with torch.autocast("cuda", dtype):
-        assert triton_gemm.mm(a[0], b[0], out=torch.empty(40, 30, device="cuda")).dtype == FLOAT
-        for f in (torch.mm, triton_gemm.mm):
-            assert f(a[0], b[0], out_dtype=FLOAT).dtype == FLOAT
+    assert_autocast_casts_as_torch(dtype, "cuda")
 
 
 # --- Compile, graphs, streams, profilers ---
@@ -267,20 +198,6 @@ def test_inductors_graphs_of_products_that_share_memory() -> None:
     assert trees is not None and all(key[1] != trees for key in set(workspace._workspaces) - before)
 
 
-@pytest.mark.slow
-def test_compile_does_not_compile_again_for_every_batch() -> None:
-    torch._dynamo.reset()
-    block = Block()
-    compiled = torch.compile(block, fullgraph=True)
-    with torch.no_grad():
-        for batch in (4, 5):  # the second makes it dynamic
-            compiled(random(batch, 128, 256))
-        with torch.compiler.set_stance("fail_on_recompile"):
-            for batch in (2, 7, 33):
-                x = random(batch, 128, 256)
-                assert_block(compiled(x), block, x)
-
-
 def test_a_graph_of_a_training_step() -> None:
     block, x = Block(), random(4, 128, 256).requires_grad_()
     grad = random(4, 128, 256, seed=1)
@@ -313,19 +230,12 @@ def test_backward_runs_on_the_stream_of_its_forward() -> None:
     assert all(torch.equal(p.grad, e) for p, e in zip(block.parameters(), expected, strict=True))
 
 
-def kernels(call: Any) -> list[str]:
-    call()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    return [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-
-
 def test_a_layer_is_one_kernel() -> None:
     layer, x = triton_gemm.nn.Linear(512, 1024, activation="gelu", dtype=BF16, device="cuda"), random(4, 250, 512)
     with torch.no_grad():
         for view in (x, x[:, ::2], x[:, 1:]):
-            names = kernels(lambda view=view: layer(view))
+            layer(view)
+            names = launched(lambda view=view: layer(view))
             assert len(names) == 1 and names[0].endswith("_kernel"), names
 
 
@@ -339,18 +249,3 @@ def test_the_operator_is_named_in_profiles() -> None:
         layer(x).sum().backward()
     names = {event.name for event in profile.events()}
     assert "triton_gemm::gemm" in names and "_GemmBackward" in names
-
-
-def test_layers_are_repeated_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    layer, x = triton_gemm.nn.Linear(512, 1024, activation="relu", dtype=BF16, device="cuda"), random(4, 250, 512)
-    with torch.no_grad():
-        first = layer(x)
-        assert len(api._fast.calls) == 1
-        monkeypatch.setattr(api, "_product", lambda *_, **__: pytest.fail("checked again"))
-        assert torch.equal(layer(x), first)
-        monkeypatch.undo()
-        other = triton_gemm.nn.Linear(512, 1024, dtype=BF16, device="cuda")
-        other.load_state_dict(layer.state_dict())
-        assert not torch.equal(other(x), first), "another activation is another call"
-    assert layer(x).requires_grad

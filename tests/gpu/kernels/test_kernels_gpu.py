@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -377,20 +376,6 @@ def test_few_rows_are_copied_alone(few: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @hopper
-@clusters
-def test_what_fills_waves_is_right() -> None:
-    """A few of the widths that are compared for middle sizes, whole and split."""
-    for size in ((1216, 1264, 1032), (712, 1264, 2056), (2048, 2816, 520)):
-        operands = Operands(Case(size, "ntn"))
-        found = list(warp_specialised.widths.widths(operands.problem, gpu().num_sms))
-        assert found
-        for config in found[::10]:
-            for schedule in warp_specialised.schedules(operands.problem, config, gpu())[:2]:
-                chosen = persistent(config, schedule)
-                operands.check(GemmPlan(operands.problem, chosen, DEVICE), schedule.split_k, times=2)
-
-
-@hopper
 @pytest.mark.parametrize("orders", ["nnn", "ntn", "tnn", "nnt"])
 def test_tiles_that_begin_earlier_give_the_bits_of_tiles_that_pass_the_end(orders: str) -> None:
     """Whole and cut along K, in clusters too; each is computed with both."""
@@ -449,28 +434,7 @@ def test_every_circumstance(name: str) -> None:
             check(case, persistent(config, Schedule(3 * split, split, split_k=3, group_m=2)))
 
 
-@hopper
-@pytest.mark.parametrize("seed", range(6))
-def test_random_problems_in_all_that_the_cost_model_compares(seed: int) -> None:
-    """Few of each; in the variants that the test of configurations compiles, too."""
-    chance = random.Random(seed)
-    for _ in range(6):
-        size = tuple(chance.choice([1, 8, 40, 200, 1000, 3000]) + chance.randint(0, 70) for _ in range(3))
-        size = (size[0], -(-size[1] // 8) * 8, size[2])
-        operands = Operands(Case(size, chance.choice(["nn", "nt", "tn", "tt"]) + "n"))
-        problem = operands.problem
-        found = [
-            (config, schedule)
-            for config in warp_specialised.CONFIGS
-            if warp_specialised.illegal(problem, gpu(), config) is None
-            for schedule in warp_specialised.schedules(problem, config, gpu())
-        ]
-        for config, schedule in chance.sample(found, min(10, len(found))):
-            operands.check(GemmPlan(problem, persistent(config, schedule), DEVICE), schedule.split_k)
-
-
-SINGLE = warp_specialised.CONFIGS
-PARTS_IN_TURN = [c for c in (*(CLUSTERED if CLUSTERS else ()), *SINGLE) if few_enough(c)]
+PARTS_IN_TURN = [c for c in (*(CLUSTERED if CLUSTERS else ()), *warp_specialised.CONFIGS) if few_enough(c)]
 
 
 @hopper
@@ -504,24 +468,18 @@ def test_every_circumstance_of_parts_in_turn(name: str) -> None:
         check(circumstance(name, (m + 8, 2 * n + 8, 11 * k + 3)), persistent(config, in_turn), times=2)
 
 
-@hopper
-@pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
-def test_bytes_in_turn(config: TileConfig) -> None:
-    """fp8 of every kind of scales, also where what is added are promoted sums."""
-    in_turn = Schedule(4, split_k=3)
-    for case in taken(of_bytes(config, warp_specialised.configs(torch.int8).index(config)), config, in_turn):
-        check(case, persistent(config, in_turn), times=2)
+BYTES = warp_specialised.configs(torch.int8)
 
 
 @hopper
-@pytest.mark.parametrize("config", warp_specialised.configs(torch.int8), ids=ids)
-def test_bytes(config: TileConfig) -> None:
-    """fp8 and int8 in every configuration, whole and split."""
-    turn = warp_specialised.CONFIGS.index(replace(config, BLOCK_K=config.BLOCK_K // 2))
-    for case in taken(of_bytes(config, turn), config):
-        check(case, persistent(config, Schedule(4)), times=2)
-        if warp_specialised.can_split_k(config):
-            check(case, persistent(config, Schedule(9, split_tiles=3, split_k=3)), times=2)
+@pytest.mark.parametrize(
+    "schedule", [Schedule(4), Schedule(9, 3, 3), Schedule(4, split_k=3)], ids=["whole", "split", "in-turn"]
+)
+@pytest.mark.parametrize("config", BYTES, ids=ids)
+def test_bytes(config: TileConfig, schedule: Schedule) -> None:
+    """int8, and fp8 of every kind of scales, also where what is added are promoted sums."""
+    for case in taken(of_bytes(config, BYTES.index(config)), config, schedule):
+        check(case, persistent(config, schedule), times=2)
 
 
 @hopper
@@ -762,54 +720,3 @@ def test_skinny_reads_what_the_launch_before_wrote() -> None:
         torch.cuda.synchronize()
         read.run(rows, weights.mT, c)
         assert early.any() and torch.equal(early, c)
-
-
-# --- Whatever is selected ---
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_what_is_selected_for_random_problems(seed: int) -> None:
-    """Small and odd ones, in any layout. Few epilogues, so that kernels are compiled once."""
-    chance = random.Random(seed)
-    for _ in range(12):
-        size = tuple(chance.choice([1, 2, 4, 7, 16, 33, 64, 130, 515, 1024]) for _ in range(3))
-        lay = chance.choice(LAYS)
-        epilogue = chance.choice([{}, {}, {"beta": 1.0, "bias": "n", "activation": "relu"}])
-        operands = Operands(Case(size, **lay, **epilogue, **chance.choice([{}, FP32])))
-        choice = select(operands.problem, gpu())
-        parts = max(choice.split_k, choice.schedule.split_k if choice.schedule else 1)
-        operands.check(GemmPlan(operands.problem, choice, DEVICE), parts)
-
-
-SMALL_TILES = next(c for c in portable.CONFIGS["half"] if blocks(c) == (64, 64, 64))
-MIDDLE_TILES = next(c for c in warp_specialised.CONFIGS if blocks(c)[:2] == (128, 128))
-SELECTIONS = {
-    "warp-specialised": lambda: persistent(MIDDLE_TILES, Schedule(gpu().num_sms, split_tiles=24, split_k=5)),
-    "warp-specialised-whole": lambda: persistent(warp_specialised.CONFIGS[0], Schedule(12)),
-    "portable": lambda: Selection(Algorithm("portable", SMALL_TILES, 4), "by a test"),
-    "fma": lambda: Selection(Algorithm("fma", fma.CONFIGS[-1], 5, packed=("a", "b")), "by a test", "ieee"),
-    "fma-in-turn": lambda: Selection(Algorithm("fma", fma.CONFIGS[0], 5, packed=("a", "b")), "by a test", "ieee"),
-}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=hopper) if n[0] == "w" else n for n in SELECTIONS])
-def test_the_same_bits_whatever_else_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs come and go in any order while another stream keeps the multiprocessors busy."""
-    if name == "fma-in-turn":
-        monkeypatch.setattr(fma, "LARGEST_WORKSPACE", 0)
-    operands = Operands(Case((700, 520, 4100), "ntn", **(FP32 if name.startswith("fma") else {})))
-    plan = GemmPlan(operands.problem, SELECTIONS[name](), DEVICE)
-    operands.check(plan, parts=5)
-    other, x = torch.cuda.Stream(), torch.randn(1500, 1500, device=DEVICE)
-    torch.cuda.synchronize()
-    results = []
-    for i in range(20):
-        if i >= 5:
-            with torch.cuda.stream(other):
-                for _ in range(1 + i % 4):
-                    x = (x @ x).clamp(-1, 1)
-        operands.c.fill_(NAN)
-        plan.run(operands.a, operands.b, operands.c)
-        results.append(operands.c.clone())
-    assert counters_are_zero()
-    assert all(torch.equal(result, results[0]) for result in results)

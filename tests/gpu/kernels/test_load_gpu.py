@@ -18,10 +18,12 @@ from tests.gpu.runtime.test_plan_gpu import PLAIN, SPLIT
 from tests.support.kernel_cases import bits
 from tests.support.threads import at_once
 from triton_gemm.compat import CLUSTERS
-from triton_gemm.kernels import warp_specialised
+from triton_gemm.kernels import fma, portable, warp_specialised
+from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime.plan import GemmPlan
+from triton_gemm.selection.select import Selection
 
 LAUNCHES = 100_000
 STREAMS = 8
@@ -75,6 +77,15 @@ def given(config: warp_specialised.Config, kind: str) -> Job | None:
     return None
 
 
+def shared_sums(algorithm: Algorithm, dtype: torch.dtype) -> Job:
+    """A product of a kernel on pointers whose programs add up one another's sums."""
+    a, b = (torch.randn(rows, 4104, device=DEVICE).to(dtype)[:, :4100] for rows in (700, 520))
+    c = torch.empty(700, 520, dtype=dtype, device=DEVICE)
+    problem = GemmProblem.of(a, b.mT, c, precision="ieee" if dtype == torch.float32 else None)
+    plan = GemmPlan(problem, Selection(algorithm, "by a test", problem.precision), DEVICE)
+    return Job.of(str(algorithm), partial(plan.run, a, b.mT), c)
+
+
 def kind_of(schedule: Schedule) -> str:
     return "reduced" if schedule.reduction else "split" if schedule.split_tiles else "whole"
 
@@ -91,6 +102,8 @@ def jobs() -> list[Job]:
         *(chosen((1, 4096, 4096)), chosen((8, 2048, 1024), order="t"), chosen(SPLIT), chosen(PLAIN)),
         *(chosen((300, 257, 129)), chosen((64, 96, 16384), order="t"), chosen((256, 320, 512), torch.float32)),
         chosen((130, 70, 4100), torch.float16),
+        shared_sums(Algorithm("portable", portable.CONFIGS["half"][0], 4), torch.bfloat16),
+        shared_sums(Algorithm("fma", fma.CONFIGS[-1], 5, packed=("a", "b")), torch.float32),
     ]
     if is_hopper():
         alone = [config for config in warp_specialised.CONFIGS if (config.BLOCK_M, config.BLOCK_N) == (64, 64)]

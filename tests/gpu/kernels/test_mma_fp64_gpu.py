@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from tests.gpu.kernels.test_kernels_gpu import DEVICE, Operands, gpu
+from tests.gpu.kernels.test_kernels_gpu import DEVICE, Operands, gpu, hopper
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, blocks, circumstance, ids
 from tests.support.product_checks import NAN
 from triton_gemm.config import TileConfig
@@ -17,9 +17,7 @@ from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.selection.select import Selection
 
-pytestmark = pytest.mark.skipif(
-    "torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper"
-)
+pytestmark = hopper
 
 
 def check_mma_fp64(case: Case, config: TileConfig, times: int = 1) -> None:

@@ -6,7 +6,20 @@ import pytest
 import torch
 
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, load_all
-from tests.support.numerics import error_bound, reference
+from tests.gpu.calls import captured, launched
+from tests.support.numerics import reference
+from tests.support.product_checks import (
+    SCALARS,
+    Check,
+    Product,
+    View,
+    a_nan_stays_in_its_row,
+    alpha_zero_reads_no_operand,
+    error_within_bound,
+    integers_exact,
+    operands,
+    run,
+)
 
 SHAPES = [
     pytest.param((127, 65, 33), id="ragged"),
@@ -20,7 +33,6 @@ SHAPES = [
     pytest.param((1, 300, 77), id="one-row"),
     pytest.param((300, 1, 77), id="one-column"),
 ]
-SCALARS = [(1, 0), (1, 1), (-0.5, 2), (2, 0), (0, 3)]
 VARIANTS = [
     pytest.param(stem, variant, id=f"{stem}-{variant.name}")
     for stem, twin in TWINS.items()
@@ -41,46 +53,11 @@ def twins() -> dict[str, LoadedTwin]:
     return loaded
 
 
-def window(matrix: torch.Tensor, offset: int, fill: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """A copy of the matrix, `offset` elements into a buffer that is otherwise full of `fill`."""
-    margin = 1024
-    buffer = torch.full((matrix.numel() + 2 * margin,), fill, dtype=matrix.dtype, device="cuda")
-    view = buffer[margin + offset : margin + offset + matrix.numel()].view(matrix.shape)
-    view.copy_(matrix)
-    return buffer, view
+def product_of(twin: LoadedTwin, variant: Variant) -> Product:
+    def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> None:
+        twin.launch(a, b, c, alpha, beta, variant=variant.name)
 
-
-def launch(
-    twin: LoadedTwin,
-    variant: Variant,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c0: torch.Tensor,
-    alpha: float,
-    beta: float,
-    offset: int = 0,
-) -> torch.Tensor:
-    """The result, from operands surrounded by poison, in an output whose surroundings must not change."""
-    poison = float("nan") if variant.dtype.is_floating_point else 10**8
-    start = torch.full_like(c0, poison) if beta == 0 else c0
-    (_, a), (_, b), (around, c) = (window(matrix, offset, poison) for matrix in (a, b, start))
-    outside = torch.ones_like(around, dtype=torch.bool)
-    outside[c.storage_offset() : c.storage_offset() + c.numel()] = False
-    before = around.view(torch.int32)[outside]
-    twin.launch(a, b, c, alpha, beta, variant=variant.name)
-    assert torch.equal(around.view(torch.int32)[outside], before), "wrote outside c"
-    return c
-
-
-def integers(variant: Variant, shape: tuple[int, int, int], largest: int = 8) -> list[torch.Tensor]:
-    m, n, k = shape
-    sizes = ((m, k, variant.dtype), (k, n, variant.dtype), (m, n, variant.out_dtype))
-    return [torch.randint(-largest, largest + 1, (rows, cols), device="cuda").to(dtype) for rows, cols, dtype in sizes]
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
+    return Product(multiply, variant.dtype, twin.twin.precision, variant.out_dtype, "cuda")
 
 
 @pytest.mark.parametrize("offset", [0, 1], ids=["on-16-bytes", "off-16-bytes"])
@@ -89,15 +66,8 @@ def seed() -> None:
 def test_error_is_within_the_bound(
     twins: dict[str, LoadedTwin], stem: str, variant: Variant, shape: tuple[int, int, int], offset: int
 ) -> None:
-    m, n, k = shape
-    a = torch.randn(m, k, device="cuda").to(variant.dtype)
-    b = torch.randn(k, n, device="cuda").to(variant.dtype)
-    c0 = torch.randn(m, n, device="cuda")
-    for alpha, beta in SCALARS:
-        c = launch(twins[stem], variant, a, b, c0, alpha, beta, offset)
-        error = (c.double() - reference(a, b, c0, alpha, beta)).abs()
-        bound = error_bound(a, b, c0, alpha, beta, TWINS[stem].precision, variant.out_dtype)
-        assert (error <= bound).all(), f"alpha={alpha} beta={beta}: {(error / bound).max():.3g} times the bound"
+    for alpha, beta in (*SCALARS, (2, 0)):
+        error_within_bound(product_of(twins[stem], variant), shape, View(offset=offset), alpha, beta)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -105,33 +75,24 @@ def test_error_is_within_the_bound(
 def test_integers_are_exact(
     twins: dict[str, LoadedTwin], stem: str, variant: Variant, shape: tuple[int, int, int]
 ) -> None:
-    a, b, c0 = integers(variant, shape)
     for (alpha, beta), offset in itertools.product([(1, 0), (3, -2)], [0, 1]):
-        c = launch(twins[stem], variant, a, b, c0, alpha, beta, offset)
-        assert torch.equal(c.double(), reference(a, b, c0, alpha, beta))
+        integers_exact(product_of(twins[stem], variant), shape, View(offset=offset), alpha, beta)
 
 
 @pytest.mark.parametrize(("stem", "variant"), [p for p in VARIANTS if p.values[1].dtype == torch.int32])
 def test_int32_is_exact_beyond_what_fp32_holds(twins: dict[str, LoadedTwin], stem: str, variant: Variant) -> None:
-    a, b, c0 = integers(variant, (67, 45, 100), largest=4000)
-    c = launch(twins[stem], variant, a, b, c0, 1, -100_001)
+    a, b, c0 = (
+        torch.randint(-4000, 4001, shape, dtype=torch.int32, device="cuda")
+        for shape in ((67, 100), (100, 45), (67, 45))
+    )
+    c = run(product_of(twins[stem], variant), a, b, c0, 1, -100_001)
     assert torch.equal(c.double(), reference(a, b, c0, 1, -100_001))
 
 
+@pytest.mark.parametrize("rule", [a_nan_stays_in_its_row, alpha_zero_reads_no_operand])
 @pytest.mark.parametrize(("stem", "variant"), FLOAT_VARIANTS)
-def test_a_nan_stays_in_its_row(twins: dict[str, LoadedTwin], stem: str, variant: Variant) -> None:
-    a, b, c0 = integers(variant, (70, 90, 50))
-    a[33, 20] = float("nan")
-    c = launch(twins[stem], variant, a, b, c0, 1, 0)
-    assert c[33].isnan().all() and c.isnan().sum() == c.shape[1]
-
-
-@pytest.mark.parametrize(("stem", "variant"), FLOAT_VARIANTS)
-def test_alpha_zero_does_not_read_a_and_b(twins: dict[str, LoadedTwin], stem: str, variant: Variant) -> None:
-    a, b, c0 = integers(variant, (70, 90, 50))
-    a.fill_(float("nan"))
-    b.fill_(float("inf"))
-    assert torch.equal(launch(twins[stem], variant, a, b, c0, 0, 2), 2 * c0)
+def test_rules(twins: dict[str, LoadedTwin], stem: str, variant: Variant, rule: Check) -> None:
+    rule(product_of(twins[stem], variant), (70, 90, 50))
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 7), (5, 0, 7), (0, 0, 0)])
@@ -139,20 +100,15 @@ def test_alpha_zero_does_not_read_a_and_b(twins: dict[str, LoadedTwin], stem: st
 def test_empty_results_are_no_launch(
     twins: dict[str, LoadedTwin], stem: str, variant: Variant, shape: tuple[int, int, int]
 ) -> None:
-    a, b, c = integers(variant, shape)
+    a, b, c = operands(product_of(twins[stem], variant), shape)
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        twins[stem].launch(a, b, c)
-        torch.cuda.synchronize()
-    assert not [x.name for x in profile.events() if x.device_type == torch.autograd.DeviceType.CUDA]
+    assert launched(lambda: twins[stem].launch(a, b, c)) == []
 
 
 @pytest.mark.parametrize(("stem", "variant"), DEFAULTS)
 def test_launches_on_the_current_stream(twins: dict[str, LoadedTwin], stem: str, variant: Variant) -> None:
-    a, b, c = integers(variant, (64, 64, 64))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        twins[stem].launch(a, b, c)
+    a, b, c = operands(product_of(twins[stem], variant), (64, 64, 64), "integers")
+    graph, _ = captured(lambda: twins[stem].launch(a, b, c))
     c.zero_()
     graph.replay()
     assert torch.equal(c.double(), reference(a, b))

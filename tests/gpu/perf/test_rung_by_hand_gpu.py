@@ -11,9 +11,8 @@ import torch
 
 from perf.ladder.rungs_and_twins import runs_on
 from tests.support.processes import python
-from triton_gemm.config import GemmConfig
 from triton_gemm.hardware.device import device_info
-from triton_gemm.ladder import LADDER, k06_pipelined
+from triton_gemm.ladder import LADDER
 from triton_gemm.ladder.command import spelled
 
 ROOT = Path(__file__).parents[3]
@@ -97,13 +96,3 @@ def test_facts_for_another_architecture_are_no_timings() -> None:
     done = command("k06", "--arch", "sm_80", "--config", "64x64x16,4,3", "--size", "64")
     assert done.returncode == 0, done.stderr
     assert "Nothing is timed: --arch" in done.stdout and " ms" not in done.stdout
-
-
-def test_a_config_that_this_gpu_cannot_run_is_refused_before_it_is_launched() -> None:
-    a, b, c = (torch.ones(256, 256, device="cuda") for _ in range(3))
-    with pytest.raises(ValueError, match=r"k06_pipelined cannot take .* bytes of shared memory"):
-        k06_pipelined.launch(a, b, c, config=GemmConfig(256, 256, 64, 8, 8, 4))
-    torch.cuda.synchronize()
-    assert (c == 1).all()
-    k06_pipelined.launch(a, b, c, config=k06_pipelined.CONFIGS[0])
-    assert (c == 256).all()

@@ -12,6 +12,7 @@ import torch
 import triton
 
 import triton_gemm
+from tests.gpu.calls import captured
 from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.gpu.runtime.test_plan_gpu import random
 from tests.support.kernel_cases import bits
@@ -113,37 +114,6 @@ def test_all_kernels_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
     assert (triton_gemm.addmm(added, a, b).double() - exact).norm() < 0.01 * exact.norm()
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2])
-@pytest.mark.parametrize("name", SIZES)
-def test_gates_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
-    M, N, K = SIZES[name]
-    a, weight, gate, bias = (random(*shape, dtype=dtype) for shape in ((M, K), (N, K), (N, K), (N,)))
-    both(lambda: triton_gemm.linear(a, weight, activation="swiglu", gate=gate), lambda: api._fast)
-    with_bias: dict[str, Any] = {"activation": "geglu", "gate": gate, "gate_bias": bias}
-    both(lambda: triton_gemm.linear(a, weight, bias, **with_bias), lambda: api._fast)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_routed_calls_give_the_same_bits(dtype: torch.dtype) -> None:
-    a, b, bias = random(1024, 264, dtype=dtype), random(264, 1288, dtype=dtype), random(1288, dtype=dtype)
-    out = torch.empty(1024, 1288, dtype=dtype, device="cuda")
-    routing._unregister()
-    with triton_gemm.use(only=dtype), torch.no_grad():
-        for call in (
-            lambda: torch.mm(a, b),
-            lambda: torch.mm(a, b, out=out),
-            lambda: torch.addmm(bias, a, b),
-            lambda: torch.addmm(bias, a, b, alpha=0.3),
-            lambda: torch.bmm(a[None].expand(3, -1, -1), b[None].expand(3, -1, -1)),
-        ):
-            call()  # planned and compiled
-            by_python = call().clone(memory_format=torch.preserve_format)
-            routing._by_cpp.launched(True)
-            by_cpp = call()
-            assert sum(routing._by_cpp.launched(True).values()) == 1
-            assert torch.equal(bits(by_cpp), bits(by_python)) and by_cpp.stride() == by_python.stride()
-
-
 FLOAT = (torch.bfloat16, torch.float32)
 TRAINED: dict[str, Callable[..., torch.Tensor]] = {
     "linear": lambda x, weight, gate, bias: triton_gemm.linear(x, weight, bias),
@@ -196,11 +166,9 @@ def test_derivatives_have_the_same_bits(
     # the default stream would have a capture wait for that.
     c = None
     by_python, by_cpp = ([None if x is None else x.detach() for x in found] for found in (by_python, by_cpp))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, of_graph = captured(step)
     graph.replay()
-    for one, *others in zip(by_python, by_cpp, captured, strict=True):
+    for one, *others in zip(by_python, by_cpp, of_graph, strict=True):
         for other in others:
             assert (one is None) == (other is None)
             if one is not None and other is not None:
@@ -290,14 +258,12 @@ def test_graphs_and_streams(name: str) -> None:
         on_stream = triton_gemm.matmul(a, b)
     stream.synchronize()
     assert torch.equal(on_stream, expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = triton_gemm.matmul(a, b)
+    graph, out = captured(lambda: triton_gemm.matmul(a, b))
     assert table.launched == 2
     for _ in range(2):
-        captured.fill_(torch.nan)
+        out.fill_(torch.nan)
         graph.replay()
-        assert torch.equal(captured, expected)
+        assert torch.equal(out, expected)
 
 
 def test_threads_and_a_thread_without_a_context() -> None:

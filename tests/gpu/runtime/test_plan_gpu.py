@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import resource
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import triton
 
 import triton_gemm
+from tests.gpu.calls import captured
 from tests.gpu.kernels.test_kernels_gpu import counters_are_zero, hopper
 from tests.support.epilogue_truth import expected
-from tests.support.kernel_cases import bits
 from tests.support.processes import printed
 from tests.support.threads import at_once
-from triton_gemm.functional import api, fast_path
 from triton_gemm.kernels import warp_specialised
 from triton_gemm.kernels.candidate import Algorithm
 from triton_gemm.kernels.schedule import Schedule
-from triton_gemm.problem import GemmProblem, Request
+from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import plan, workspace
-from triton_gemm.selection import generation
 from triton_gemm.selection.select import Selection
 
 SPLIT = (96, 160, 8192)  # so few tiles that K is split, on any GPU
@@ -68,24 +63,6 @@ def test_the_sizes_here_are_split_and_not() -> None:
 
 # --- Graphs ---
 
-sizes = pytest.mark.parametrize("size", [SPLIT, PLAIN], ids=["split", "plain"])
-
-
-@sizes
-def test_a_graph_captures_it(size: tuple[int, int, int]) -> None:
-    a, b = pair(size)
-    truth, graph = triton_gemm.matmul(a, b), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = triton_gemm.matmul(a, b)
-    for _ in range(3):
-        out.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(out, truth)
-    a.copy_(random(*a.shape))
-    graph.replay()
-    assert torch.equal(out, triton_gemm.matmul(a, b))
-
-
 FIRST = """
 import torch, triton_gemm
 graphs = []
@@ -111,9 +88,8 @@ def test_a_graph_replays_beside_eager_calls_that_split_too() -> None:
     """Their partial sums and counters must not meet."""
     a, b = pair(SPLIT)
     truth = triton_gemm.matmul(a, b)
-    graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(3)]
-    with torch.cuda.graph(graph):
-        captured = [triton_gemm.matmul(a, b) for _ in range(20)]
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    graph, outs = captured(lambda: [triton_gemm.matmul(a, b) for _ in range(20)])
     torch.cuda.synchronize()
     for _ in range(10):
         graph.replay()
@@ -123,25 +99,21 @@ def test_a_graph_replays_beside_eager_calls_that_split_too() -> None:
                 eager += [triton_gemm.matmul(a, b) for _ in range(10)]
         eager += [triton_gemm.matmul(a, b)]  # and on the stream that the graph runs on
         torch.cuda.synchronize()
-        assert all(torch.equal(c, truth) for c in captured + eager)
+        assert all(torch.equal(c, truth) for c in outs + eager)
 
 
 def test_several_graphs_replay_beside_one_another() -> None:
     pairs = [pair((96 + 8 * i, 160, 8192)) for i in range(6)]
     truths = [triton_gemm.matmul(a, b) for a, b in pairs]
-    graphs, outs = [], []
-    for a, b in pairs:
-        graphs.append(torch.cuda.CUDAGraph())
-        with torch.cuda.graph(graphs[-1]):
-            outs.append([triton_gemm.matmul(a, b) for _ in range(5)])
+    graphs = [captured(lambda a=a, b=b: [triton_gemm.matmul(a, b) for _ in range(5)]) for a, b in pairs]
     streams = [torch.cuda.Stream() for _ in graphs]
     torch.cuda.synchronize()
     for _ in range(10):
-        for graph, stream in zip(graphs, streams, strict=True):
+        for (graph, _), stream in zip(graphs, streams, strict=True):
             with torch.cuda.stream(stream):
                 graph.replay()
         torch.cuda.synchronize()
-        for truth, results in zip(truths, outs, strict=True):
+        for truth, (_, results) in zip(truths, graphs, strict=True):
             assert all(torch.equal(c, truth) for c in results)
 
 
@@ -166,14 +138,10 @@ def test_a_graph_outlives_the_workspaces_that_came_after_it() -> None:
     """Only so many are kept, and its own is given up before it is replayed."""
     a, b = pair(SPLIT)
     truth = triton_gemm.matmul(a, b)
-    graphs, outs = [], []
-    for _ in range(workspace.MAX_WORKSPACES + 4):
-        graphs.append(torch.cuda.CUDAGraph())
-        with torch.cuda.graph(graphs[-1]):
-            outs.append(triton_gemm.matmul(a, b))
+    graphs = [captured(lambda: triton_gemm.matmul(a, b)) for _ in range(workspace.MAX_WORKSPACES + 4)]
     assert len(workspace._workspaces) <= workspace.MAX_WORKSPACES
     litter = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(64)]  # where its memory may have been
-    for graph, out in zip(graphs, outs, strict=True):
+    for graph, out in graphs:
         out.fill_(torch.nan)
         graph.replay()
         assert torch.equal(out, truth)
@@ -268,32 +236,6 @@ def test_programs_that_wait_do_not_keep_out_those_they_wait_for() -> None:
     printed(PRIORITIES)
 
 
-def test_threads() -> None:
-    """Each on a stream of its own, some on new problems: selection, compiling and caches under contention."""
-    generation.advance()
-    shapes = [
-        *(SPLIT, (104, 160, 8192), PLAIN, (1, 4096, 4096), (4096, 1, 4104), (300, 257, 129), (64, 64, 64)),
-        (8, 8, 0),
-    ]
-    pairs = [pair(size) for size in shapes]
-    torch.cuda.synchronize()
-    results: dict[tuple[int, int], torch.Tensor] = {}
-
-    def work(thread: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for step in range(80):
-                which = (thread + step) % len(pairs)
-                c = triton_gemm.matmul(*pairs[which])
-                torch.cuda.current_stream().synchronize()
-                kept = results.setdefault((thread, which), c)
-                assert torch.equal(bits(kept), bits(c)), f"other bits: {shapes[which]}"
-
-    at_once(*(partial(work, thread) for thread in range(8)))
-    for (_, which), c in results.items():
-        assert torch.equal(bits(c), bits(results[0, which])), "threads differ"
-        assert_right(*pairs[which], c)
-
-
 def test_threads_share_a_stream() -> None:
     a, b = pair(SPLIT)
     truth = triton_gemm.matmul(a, b)
@@ -305,7 +247,7 @@ def test_threads_share_a_stream() -> None:
 
 
 @pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
-@sizes
+@pytest.mark.parametrize("size", [SPLIT, PLAIN], ids=["split", "plain"])
 def test_on_the_tensors_own_device(size: tuple[int, int, int]) -> None:
     a, b = (x.to("cuda:1") for x in pair(size))
     here = triton_gemm.matmul(a.to("cuda:0"), b.to("cuda:0"))
@@ -368,29 +310,6 @@ def test_an_address_that_is_used_again_with_other_strides() -> None:
         for view in views:
             a, b = view()
             assert_right(a, b, triton_gemm.matmul(a, b))
-
-
-def test_memory_that_was_freed_and_taken_again() -> None:
-    seen = set()
-    for i in range(12):
-        shape = [(512, 256), (256, 512)][i % 2]
-        a = random(*shape)
-        seen.add(a.data_ptr())
-        b = random(shape[1], 320)
-        assert_right(a, b, triton_gemm.matmul(a, b))
-        del a, b
-    assert len(seen) < 12, "no address was used again"
-
-
-def test_scalars_are_those_of_the_call() -> None:
-    """On one plan, prepared for the first; integers are taken, too."""
-    a, b = pair(PLAIN)
-    c0 = random(PLAIN[0], PLAIN[1])
-    for alpha, beta in ((2, 1), (0.5, 1), (0.5, -0.25), (1, 3), (2, 1), (1.5, 0.75)):
-        c = c0.clone()
-        plan.multiply(a, b, c, Request(alpha, beta))
-        truth, bound = expected(a, b, c0, alpha, beta, mode="bf16", out_dtype=c.dtype)
-        assert ((c.double() - truth).abs() <= bound).all(), (alpha, beta)
 
 
 def resident() -> int:
@@ -473,36 +392,3 @@ def test_copies_that_tma_needs_are_given_back() -> None:
         triton_gemm.matmul(a, b, out=out)
     assert torch.cuda.memory_allocated() == before
     assert_right(a, b, out)
-
-
-def test_plans_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a problem whose plan was dropped is planned again."""
-    monkeypatch.setattr(plan, "MAX_PLANS", 4)
-    monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    for M, _ in itertools.product((64, 72, 80, 88, 96, 104), range(2)):
-        a, b = pair((M, 64, 64))
-        assert_right(a, b, triton_gemm.matmul(a, b))
-    assert len(plan.PLANS) <= 4 and len(api._fast.calls) <= 4
-
-
-# --- Profilers ---
-
-
-def test_hooks_on_launches_are_called() -> None:
-    a, b = pair(PLAIN)
-    truth = triton_gemm.matmul(a, b)
-    seen: list[str] = []
-
-    def enter(metadata: object) -> None:
-        seen.append(metadata.get()["name"])  # type: ignore[attr-defined]
-
-    hooks = triton.knobs.runtime.launch_enter_hook
-    hooks.add(enter)
-    try:
-        hooked = triton_gemm.matmul(a, b)
-    finally:
-        hooks.remove(enter)
-    assert len(seen) == 1 and torch.equal(hooked, truth)
-    triton_gemm.matmul(a, b)
-    assert len(seen) == 1

@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 
 import triton_gemm
+from tests.gpu.calls import captured
+from tests.support import row_bits
 from tests.support.kernel_cases import bits
+from tests.support.numerics import scale_shapes
 
 DEVICE = torch.device("cuda", 0)
 MOST = 8192
@@ -28,13 +31,8 @@ def scaled(kind: str, **how: object) -> Product:
     """scaled_matmul, with scales of which each row has its own."""
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        (M, K), N = a.shape, b.shape[1]
-        shapes = {
-            "tensor": ((), ()),
-            "rows": ((M, 1), (1, N)),
-            "blocks": ((M, -(-K // 128)), (-(-K // 128), -(-N // 128))),
-        }
-        scale_a, scale_b = (torch.full(shape, SCALE, device=DEVICE) for shape in shapes[kind])
+        shapes = scale_shapes(kind, len(a), b.shape[1], a.shape[1])
+        scale_a, scale_b = (torch.full(shape, SCALE, device=DEVICE) for shape in shapes)
         return triton_gemm.scaled_matmul(a, b, scale_a, scale_b, **how)  # type: ignore[arg-type]
 
     return product
@@ -143,16 +141,7 @@ def test_many_rows_while_few_share_tiles() -> None:
 def test_batches_and_what_lies_anywhere() -> None:
     a, b = draw(60, 1064, dtype=torch.bfloat16, seed=1), draw(256, 1064, dtype=torch.bfloat16, seed=2).t()
     with triton_gemm.batch_invariant():
-        whole = bits(triton_gemm.matmul(a, b))
-        of_batch = triton_gemm.matmul(a.view(12, 5, -1), b.expand(12, -1, -1).contiguous())
-        assert torch.equal(bits(of_batch).view(60, -1), whole)
-        padded = torch.full((60, 1081), torch.nan, dtype=a.dtype, device=DEVICE)
-        for offset in (0, 1, 8):
-            padded[:, offset : offset + 1064] = a
-            assert torch.equal(bits(triton_gemm.matmul(padded[:, offset : offset + 1064], b)), whole)
-        assert torch.equal(bits(triton_gemm.matmul(a.t().contiguous().t(), b)), whole)
-        out = torch.empty(256, 60, dtype=a.dtype, device=DEVICE).t()
-        assert torch.equal(bits(triton_gemm.matmul(a, b, out=out)), whole)
+        row_bits.assert_lie_anywhere(a, b, 12)
 
 
 @pytest.mark.parametrize("scenario", ["linear", "use", "compile", "use and compile"])
@@ -167,14 +156,7 @@ def test_layers_and_their_backwards(scenario: str) -> None:
     forward = torch.compile(layer, dynamic=True) if "compile" in scenario else layer
 
     def rows(*sizes: int) -> torch.Tensor:
-        found = []
-        for part, grad in zip(x.split(list(sizes)), upstream.split(list(sizes)), strict=True):
-            leaf = part.clone().requires_grad_()
-            y = forward(leaf)
-            y.backward(grad)
-            assert leaf.grad is not None
-            found.append(torch.cat([y.detach(), leaf.grad], 1))
-        return bits(torch.cat(found))
+        return row_bits.of_layer(forward, x, upstream, *sizes)
 
     with triton_gemm.batch_invariant():
         if "use" in scenario:
@@ -192,15 +174,7 @@ def test_graphs_and_groups() -> None:
         whole = bits(triton_gemm.matmul(a, b[0]))
         few = a[:3].clone()
         triton_gemm.matmul(few, b[0])
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            c = triton_gemm.matmul(few, b[0])
+        graph, c = captured(lambda: triton_gemm.matmul(few, b[0]))
         graph.replay()
         assert torch.equal(bits(c), whole[:3])
-        results = []
-        for ends in ([100, 200, 300], [2, 202, 300]):
-            offs = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
-            results.append(bits(triton_gemm.grouped_matmul(a, b, offs)))
-        assert torch.equal(results[0][:2], results[1][:2]) and torch.equal(results[0][100:200], results[1][100:200])
-        offs = torch.tensor([0, 7, 7], dtype=torch.int32, device=DEVICE)
-        assert torch.equal(bits(triton_gemm.grouped_matmul(a[100:107], b, offs)), results[0][100:107])
+        row_bits.assert_groups_are_alike(a, b, [100, 200, 300], [2, 202, 300])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import combinations
 
 import pytest
 import torch
 
-from tests.gpu.kernels.test_kernels_gpu import hopper
-from tests.support.fprev import Tree, refined
+from tests.gpu.kernels.test_kernels_gpu import DEVICE, gpu, hopper
+from tests.support.fprev import Tree, of_products
 from tests.support.kernel_cases import Case, Operands, bits
 from triton_gemm.arithmetic import FP8
-from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.kernels import KERNELS, warp_specialised
 from triton_gemm.kernels.candidate import Candidate
 from triton_gemm.kernels.schedule import Schedule, clusters_at_once
@@ -22,7 +20,6 @@ from triton_gemm.runtime.plan import GemmPlan
 from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, illegal, ranked
 
-DEVICE = torch.device("cuda", 0)
 MEMBERS = 3  # of each class, at least: of every kernel, and of as many tiles and ways round as there are
 CLASSES = 3  # with several members, for each problem: the largest, and those of kernels that none of these has
 
@@ -59,10 +56,6 @@ KINDS: dict[str, dict[str, object]] = {
 
 
 SKINNY = ("bf16 nt", "bf16 to fp32", "bias", "bias of rows", "batch")  # what `skinny` takes
-
-
-def gpu() -> DeviceInfo:
-    return device_info(DEVICE)
 
 
 def selections(problem: GemmProblem) -> dict[str, list[Selection]]:
@@ -110,22 +103,37 @@ def compared_classes(problem: GemmProblem) -> dict[str, list[Selection]]:
     return {name: several[name] for name in chosen}
 
 
+def of_all_magnitudes(case: Case) -> Operands:
+    """Sums of such values lose other bits in any other order."""
+    operands = Operands(case, DEVICE)
+    if case.dtype.itemsize > 1:
+        for x in (operands.a, operands.b):
+            x.mul_(torch.exp2(torch.randint(-6, 3, x.shape, device=DEVICE, generator=operands.generator)))
+    return operands
+
+
+def assert_same_bits(operands: Operands, name: str, selections: list[Selection]) -> None:
+    """All give the bits of the first."""
+    case, results = operands.case, []
+    for selection in selections:
+        operands.c.copy_(operands.c0)
+        auxiliary = (*([] if operands.bias is None else [operands.bias]), *operands.scales)
+        plan = GemmPlan(operands.problem, selection, DEVICE)
+        plan.run(operands.a, operands.b, operands.c, auxiliary, case.alpha, case.beta)
+        results.append((selection, bits(operands.c).clone()))
+    (first, expected), *others = results
+    for other, found in others:
+        wrong = int((found != expected).sum())
+        assert wrong == 0, f"{name}: {wrong} of {found.numel()} elements of {other} are not those of {first}"
+
+
 def compare(operands: Operands) -> int:
     """How many members of classes gave the bits of another."""
-    case, problem, compared = operands.case, operands.problem, 0
-    for name, members in compared_classes(problem).items():
-        results = []
-        for selection in unlike(members, MEMBERS):
-            operands.c.copy_(operands.c0)
-            auxiliary = (*([] if operands.bias is None else [operands.bias]), *operands.scales)
-            plan = GemmPlan(problem, selection, DEVICE)
-            plan.run(operands.a, operands.b, operands.c, auxiliary, case.alpha, case.beta)
-            results.append((str(selection), bits(operands.c).clone()))
-        (first, expected), *others = results
-        for other, found in others:
-            wrong = int((found != expected).sum())
-            assert wrong == 0, f"{name}: {wrong} of {found.numel()} elements of {other} are not those of {first}"
-        compared += len(others)
+    compared = 0
+    for name, members in compared_classes(operands.problem).items():
+        chosen = unlike(members, MEMBERS)
+        assert_same_bits(operands, name, chosen)
+        compared += len(chosen) - 1
     return compared
 
 
@@ -138,16 +146,11 @@ def compare(operands: Operands) -> int:
     ],
 )
 def test_equal_classes_give_equal_bits(kind: str, size: tuple[int, int, int]) -> None:
-    """Values of all magnitudes, whose sums lose other bits in any other order. A class of `gemv` is one configuration:
-    there is nothing to compare it with."""
+    """A class of `gemv` is one configuration: there is nothing to compare it with."""
     case = Case(size, **KINDS[kind])  # type: ignore[arg-type]
     if not supported(case):
         pytest.skip("there is no such product on this GPU")
-    operands = Operands(case, DEVICE)
-    if case.dtype.itemsize > 1:
-        for x in (operands.a, operands.b):
-            x.mul_(torch.exp2(torch.randint(-6, 3, x.shape, device=DEVICE, generator=operands.generator)))
-    assert compare(operands) > 0
+    assert compare(of_all_magnitudes(case)) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -166,12 +169,8 @@ def test_what_is_cut_alike_is_one_class_whatever_the_tile(splits: int) -> None:
     operands = Operands(Case((48, 64, 1024), "ntn", out_dtype=torch.float32), DEVICE)
     wanted = "one sum along K" if splits == 1 else f"K in {splits} parts of {1024 // splits}"
     members = selections(operands.problem)[f"bf16, tensor cores, {wanted}"]
-    results = set()
-    for selection in unlike(members, 8):
-        operands.c.fill_(torch.nan)
-        GemmPlan(operands.problem, selection, DEVICE).run(operands.a, operands.b, operands.c, (), 1.0, 0.0)
-        results.add(bits(operands.c).cpu().numpy().tobytes())
-    assert len(members) > 3 and len(results) == 1
+    assert len(members) > 3
+    assert_same_bits(operands, wanted, unlike(members, 8))
 
 
 def with_parts(problem: GemmProblem, parts: int) -> dict[str, dict[str, list[Selection]]]:
@@ -207,24 +206,11 @@ IN_TURN = [kind for kind in KINDS if "fp64" not in kind and "int8" not in kind a
 )
 def test_parts_in_turn_have_the_bits_of_shared_ones(kind: str, parts: int) -> None:
     """Whoever adds them, in tiles as unlike as there are; uneven ones in k-tiles of one depth."""
-    operands = Operands(Case((333, 520, 2040), **KINDS[kind]), DEVICE)  # type: ignore[arg-type]
-    case, problem, compared = operands.case, operands.problem, 0
-    if case.dtype.itemsize > 1:
-        for x in (operands.a, operands.b):
-            x.mul_(torch.exp2(torch.randint(-6, 3, x.shape, device=DEVICE, generator=operands.generator)))
-    for name, by in with_parts(problem, parts).items():
-        results = []
-        for who, members in by.items():
-            for selection in unlike(members, 3 if who == "in turn" else 1):
-                operands.c.copy_(operands.c0)
-                auxiliary = (*([] if operands.bias is None else [operands.bias]), *operands.scales)
-                plan = GemmPlan(problem, selection, DEVICE)
-                plan.run(operands.a, operands.b, operands.c, auxiliary, case.alpha, case.beta)
-                results.append((f"{who}: {selection}", bits(operands.c).clone()))
-        (first, expected), *others = results
-        for other, found in others:
-            wrong = int((found != expected).sum())
-            assert wrong == 0, f"{name}: {wrong} of {found.numel()} elements of {other} are not those of {first}"
+    operands = of_all_magnitudes(Case((333, 520, 2040), **KINDS[kind]))  # type: ignore[arg-type]
+    compared = 0
+    for name, by in with_parts(operands.problem, parts).items():
+        chosen = [unlike(members, 3 if who == "in turn" else 1) for who, members in by.items()]
+        assert_same_bits(operands, name, [selection for found in chosen for selection in found])
         compared += len(by) > 1 and "in turn" in by
     assert compared > 0, "nobody else has the class of parts in turn"
 
@@ -245,21 +231,15 @@ ROWS, COLUMNS, TERMS = 64, 4, 256
 
 def tree(problem: GemmProblem, selection: Selection, big: float, one: float) -> Tree:
     """In which every element of the product is summed."""
-    pairs = list(combinations(range(TERMS), 2))
-    count = -(-len(pairs) // ROWS) * ROWS
-    a = torch.full((count, TERMS), one, dtype=problem.dtype, device=DEVICE)
-    which = torch.tensor(pairs, device=DEVICE)
-    rows = torch.arange(len(pairs), device=DEVICE)
-    a[rows, which[:, 0]], a[rows, which[:, 1]] = big, -big
     b = torch.ones(COLUMNS, TERMS, dtype=problem.dtype, device=DEVICE).t()
-    c = torch.full((count, COLUMNS), torch.nan, dtype=problem.out_dtype, device=DEVICE)
     plan = GemmPlan(problem, selection, DEVICE)
-    for part, out in zip(a.split(ROWS), c.split(ROWS), strict=True):
-        plan.run(part, b, out)
-    assert torch.equal(c, c[:, :1].expand_as(c)), "columns are summed otherwise"
-    counts = (TERMS - (c[: len(pairs), 0].double() / one).round().long()).tolist()
-    known = dict(zip(pairs, counts, strict=True))
-    return refined(TERMS, lambda i, others: [known[min(i, j), max(i, j)] for j in others])
+
+    def multiply(a: torch.Tensor) -> torch.Tensor:
+        c = torch.full((ROWS, COLUMNS), torch.nan, dtype=problem.out_dtype, device=DEVICE)
+        plan.run(a, b, c)
+        return c
+
+    return of_products(TERMS, multiply, b, big=big, one=one, rows=ROWS)
 
 
 @pytest.mark.parametrize("kind", SUMS)

@@ -14,10 +14,12 @@ import torch
 import triton
 
 import triton_gemm
+from tests.gpu.calls import captured
 from tests.gpu.kernels.test_kernels_gpu import hopper
 from tests.gpu.runtime.test_plan_gpu import assert_right, pair, random
 from tests.gpu.sharing import shared_gpu
 from tests.support import table_fakes
+from tests.support.numerics import scale_shapes
 from tests.support.processes import printed
 from tests.support.threads import at_once
 from triton_gemm import kernels, tables, tuning
@@ -130,8 +132,7 @@ def fp8(*shape: int) -> torch.Tensor:
 
 def scaled(kind: str) -> None:
     M, N, K = 256, 384, 512
-    shapes = {"tensor": ((), ()), "rows": ((M, 1), (1, N)), "blocks": ((M, K // 128), (K // 128, N // 128))}
-    scales = [0.5 + torch.rand(shape, device="cuda") for shape in shapes[kind]]
+    scales = [0.5 + torch.rand(shape, device="cuda") for shape in scale_shapes(kind, M, N, K)]
     triton_gemm.scaled_matmul(fp8(M, K), fp8(N, K).t(), *scales)
 
 
@@ -329,9 +330,7 @@ def test_the_policy_tune_tunes_at_the_first_call_and_not_under_capture() -> None
         expected = triton_gemm.matmul(a, b)
     with triton_gemm.policy("tune"):
         triton_gemm.matmul(a[:64], b, out=c[:64])  # this one is tuned before the capture
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            triton_gemm.matmul(a, b, out=c)
+        graph, _ = captured(lambda: triton_gemm.matmul(a, b, out=c))
         graph.replay()
         assert torch.equal(c, expected)
         begin = time.monotonic()

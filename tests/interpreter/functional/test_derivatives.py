@@ -10,7 +10,7 @@ import torch
 
 import triton_gemm
 from tests.support.patches import noted
-from tests.support.product_views import draw, multiply_with_torch, torchs_linear
+from tests.support.product_views import assert_gradients_as_near_as_torchs, draw, multiply_with_torch, torchs_linear
 from tests.support.tiers import one
 from triton_gemm.functional import matrices, ops
 from triton_gemm.problem import ACTIVATIONS, GATES, Request
@@ -92,17 +92,11 @@ def leaves(*tensors: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
 def test_gradients_are_torchs(activation: str | None, dtype: torch.dtype) -> None:
     """In the kernels' own arithmetic."""
-    x, w, bias, grad = (draw(*shape, dtype=dtype) for shape in ((2, 5, 9), (7, 9), (7,), (2, 5, 7)))
-    for expanded in (False, True):
-        ours, theirs = leaves(x, w, bias), leaves(x, w, bias)
-        for function, values in ((triton_gemm.linear, ours), (torchs_linear, theirs)):
-            result = function(*values, activation)
-            result.backward(grad[:1, :1, :1].expand_as(grad) if expanded else grad)
-        for a, b in zip(ours, theirs, strict=True):
-            assert a.grad is not None and a.grad.dtype == dtype and a.grad.stride() == a.stride()
-            torch.testing.assert_close(
-                a.grad, b.grad, rtol=4 * torch.finfo(dtype).eps, atol=16 * torch.finfo(dtype).eps
-            )
+    assert_gradients_as_near_as_torchs(
+        lambda *x: triton_gemm.linear(*x, activation),
+        lambda *x: torchs_linear(*x, activation),
+        [draw(*shape, dtype=dtype) for shape in ((2, 5, 9), (7, 9), (7,))],
+    )
 
 
 def test_a_gradient_lies_as_its_operand() -> None:
@@ -278,10 +272,3 @@ def test_ensembles_and_gradients_per_sample() -> None:
 
         gradients.append(func.vmap(func.grad(loss), (None, 0))(dict(layer.named_parameters()), x))
     torch.testing.assert_close(*gradients)
-
-
-def test_dual_numbers_without_func() -> None:
-    a, b, tangent = draw(4, 5), draw(5, 3), draw(4, 5, seed=1)
-    with torch.autograd.forward_ad.dual_level():
-        c = triton_gemm.matmul(torch.autograd.forward_ad.make_dual(a, tangent), b)
-        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(c).tangent, tangent @ b)

@@ -16,7 +16,14 @@ from tests.interpreter.functional.test_surface import poisoned_outputs as poison
 from tests.support.epilogue_truth import activated
 from tests.support.patches import noted
 from tests.support.product_checks import NAN
-from tests.support.product_views import assert_gradients_as_near_as_torchs, assert_product, draw, torchs_linear, traced
+from tests.support.product_views import (
+    assert_gradients_as_near_as_torchs,
+    assert_product,
+    draw,
+    torchs_gated,
+    torchs_linear,
+    traced,
+)
 from tests.support.wrong_products import ones
 from triton_gemm.problem import ACTIVATIONS, GATES
 from triton_gemm.runtime import plan
@@ -24,8 +31,6 @@ from triton_gemm.runtime.plan import InterpretedPlan
 
 HALF, BF16, FLOAT, DOUBLE, INT8 = torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8
 ADDED = {"number": (), "one": (1, 1), "row": (9,), "row of a matrix": (1, 9), "column": (20, 1), "matrix": (20, 9)}
-
-
 SCALARS = [(1, 1), (0.5, -2), (2, 0), (0, 1), (0, 0)]
 
 
@@ -139,24 +144,10 @@ def test_an_activation_of_what_is_added(name: str) -> None:
 
 
 F = torch.nn.functional
-
-
 ROUNDOFF = {HALF: 2.0**-11, BF16: 2.0**-8, FLOAT: 2.0**-20, DOUBLE: 2.0**-45}
 
 
 # --- Gates ---
-
-
-def by_torch(
-    x: torch.Tensor,
-    up: torch.Tensor,
-    bias: torch.Tensor | None,
-    name: str,
-    gate: torch.Tensor,
-    gate_bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """In the operands' dtype, by torch."""
-    return activated(F.linear(x, gate, gate_bias), GATES[name]) * F.linear(x, up, bias)
 
 
 def wide(*operands: torch.Tensor | None) -> list[torch.Tensor | None]:
@@ -173,7 +164,7 @@ def test_every_gate(dtype: torch.dtype, name: str, biases: str) -> None:
         gate_bias = draw(24, dtype=dtype, seed=4) if biases in ("gate", "both") else None
         c = triton_gemm.linear(x, up, bias, name, gate=gate, gate_bias=gate_bias)
         x64, up64, bias64, gate64, gate_bias64 = wide(x, up, bias, gate, gate_bias)
-        truth = by_torch(x64, up64, bias64, name, gate64, gate_bias64)
+        truth = torchs_gated(x64, up64, bias64, name, gate64, gate_bias64)
         assert c.shape == truth.shape and c.dtype == dtype
         products = F.linear(x64.abs(), up64.abs()) + F.linear(x64.abs(), gate64.abs()) + 2
         roundings = ROUNDOFF[dtype] * truth.abs() * (1 if dtype.itemsize == 2 else 8)
@@ -193,7 +184,7 @@ def test_one_launch_for_a_pair_of_any_layout(monkeypatch: pytest.MonkeyPatch) ->
     }
     for kind, (up, gate) in pairs.items():
         c = triton_gemm.linear(x, up, activation="swiglu", gate=gate)
-        truth = by_torch(x.double(), up.double(), None, "swiglu", gate.double(), None)
+        truth = torchs_gated(x.double(), up.double(), None, "swiglu", gate.double(), None)
         assert ((c.double() - truth).abs() <= 2.0**-8 * truth.abs() + 2.0**-10).all(), kind
     assert seen == [True] * len(pairs)
 
@@ -202,7 +193,7 @@ def test_gradients_of_16_bits_are_as_torchs() -> None:
     shapes = ((40, 64), (48, 64), (48,), (48, 64), (48,))
     assert_gradients_as_near_as_torchs(
         lambda x, up, b, g, gb: triton_gemm.linear(x, up, b, "swiglu", gate=g, gate_bias=gb),
-        lambda x, up, b, g, gb: by_torch(x, up, b, "swiglu", g, gb),
+        lambda x, up, b, g, gb: torchs_gated(x, up, b, "swiglu", g, gb),
         [draw(*shape, dtype=BF16, seed=i) for i, shape in enumerate(shapes)],
     )
 
@@ -255,7 +246,7 @@ def layers(activation: Any, residual: bool) -> tuple[Callable[..., torch.Tensor]
         return triton_gemm.linear(x, w, b, activation, residual=r if residual else None, **gates)
 
     def theirs(x: Any, w: Any, b: Any, g: Any, gb: Any, r: Any) -> torch.Tensor:
-        c = by_torch(x, w, b, activation, g, gb) if is_gated else torchs_linear(x, w, b, activation)
+        c = torchs_gated(x, w, b, activation, g, gb) if is_gated else torchs_linear(x, w, b, activation)
         return c + r if residual else c
 
     return ours, theirs

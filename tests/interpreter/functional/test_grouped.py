@@ -7,24 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.support.epilogue_truth import activated
-from tests.support.group_truth import KINDS, assert_right, draw
+from tests.support.group_truth import KINDS, assert_right, assert_right_as_torchs, draw
 from tests.support.product_views import assert_vmap_is_each
 from triton_gemm.kernels import groups
 from triton_gemm.kernels.launch import materialise
 from triton_gemm.problem import ACTIVATIONS
 
 ENDS = ([10, 10, 33], [0, 0, 40], [0, 0, 0], [40, 40, 40], [40], list(range(0, 41)), [39, 40])
-
-
-def turned(x: torch.Tensor) -> torch.Tensor:
-    return x.mT.contiguous().mT
 
 
 def int32(ends: list[int]) -> torch.Tensor:
@@ -60,19 +54,6 @@ def test_the_list_of_tiles_has_each_once(ends: list[int], band: int) -> None:
     found = iter(map(tuple, tiles[1 : 1 + count].tolist()))
     for of_group in expected:
         assert sorted(next(found) for _ in of_group) == of_group
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=6, deadline=None)
-@given(data=st.data())
-def test_any_sizes_and_strides(kind: str, data: st.DataObject) -> None:
-    rows, columns = (data.draw(st.integers(1, 40)) for _ in range(2))
-    groups = data.draw(st.integers(1, 6))
-    ends = sorted(data.draw(st.lists(st.integers(0, 70), min_size=groups, max_size=groups)))
-    dtype = data.draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float64]))
-    a, b = draw(kind, max(ends[-1], 1) + data.draw(st.integers(0, 9)), groups, rows, columns, dtype)
-    a, b = (data.draw(st.sampled_from([lambda x: x, turned]))(x) for x in (a, b))
-    assert_right(a, b, int32(ends), triton_gemm.grouped_matmul(a, b, int32(ends)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,9 +231,4 @@ def test_mistakes_are_torchs(mistake: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_torch(kind: str) -> None:
-    a, b = draw(kind, 40, 3, 16, 24, torch.bfloat16)
-    offs = int32([10, 10, 40])
-    c, torchs = triton_gemm.grouped_matmul(a, b, offs), torch.nn.functional.grouped_mm(a, b, offs=offs)
-    assert c.dtype == torchs.dtype
-    for found in (c, torchs):
-        assert_right(a, b, offs, found)
+    assert_right_as_torchs(kind, 40, 16, 24, int32([10, 10, 40]))

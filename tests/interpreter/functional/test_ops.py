@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,32 +13,17 @@ from torch.utils.checkpoint import checkpoint
 
 import triton_gemm
 from tests.support.processes import printed
-from tests.support.product_views import compiled, draw
-from tests.support.wrong_products import torchs
+from tests.support.product_views import assert_autocast_casts_as_torch, compiled, draw
 from triton_gemm.nn import GatedLinear, Linear
-
-Function = Callable[..., torch.Tensor]
-
 
 # --- Autocast ---
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast_casts_as_torch(dtype: torch.dtype) -> None:
-    a, b, c = draw(2, 4, 5), draw(2, 5, 3), draw(3)
-    calls: list[tuple[str, tuple[Any, ...]]] = [
-        *(("matmul", (a, b[0])), ("matmul", (a[0], b[0].half())), ("mm", (a[0], b[0].bfloat16())), ("bmm", (a, b))),
-        *(("addmm", (c, a[0], b[0])), ("baddbmm", (c, a, b)), ("linear", (a, b[0].T, c))),
-    ]
-    for name, arguments in calls:
-        with torch.autocast("cpu", dtype):
-            expected, found = torchs(name)(*arguments), getattr(triton_gemm, name)(*arguments)
-        assert found.dtype == expected.dtype == dtype, name
-        torch.testing.assert_close(found, expected)
+    assert_autocast_casts_as_torch(dtype, "cpu")
+    a, b = draw(2, 4, 5), draw(2, 5, 3)
     with torch.autocast("cpu", dtype):
-        assert triton_gemm.mv(b[0], c).dtype == dtype, "as torch's on CUDA; its list for CPUs lacks mv"
-        assert triton_gemm.mm(a[0], b[0], out=torch.empty(4, 3)).dtype == torch.float32
-        assert triton_gemm.mm(a[0], b[0], torch.float32).dtype == torch.float32
         with pytest.raises(RuntimeError, match="to have the same dtype"):
             triton_gemm.mm(a[0].double(), b[0])
         with torch.autocast("cpu", enabled=False):

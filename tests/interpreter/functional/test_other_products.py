@@ -11,6 +11,7 @@ import torch
 
 import triton_gemm
 from tests.support.group_truth import matrices_of
+from tests.support.numerics import scale_shapes
 from tests.support.product_views import assert_as_near_as_torchs
 from triton_gemm.functional import other_products, routing
 from triton_gemm.hardware.gpus import named_device
@@ -42,11 +43,8 @@ def half(*shape: int) -> torch.Tensor:
 
 
 def scales(M: int, N: int, kind: str) -> dict[str, torch.Tensor]:
-    shapes = {"tensor": ((), ()), "rows": ((M, 1), (1, N))}[kind]
-    return {
-        name: 0.5 + torch.rand(shape, generator=GENERATOR)
-        for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True)
-    }
+    a, b = (0.5 + torch.rand(shape, generator=GENERATOR) for shape in scale_shapes(kind, M, N, 64))
+    return {"scale_a": a, "scale_b": b}
 
 
 def scaled(M: int = 32, kind: str = "rows", **how: Any) -> torch.Tensor:
@@ -87,14 +85,6 @@ def test_products_are_those_of_torch(name: str) -> None:
             torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
         else:
             assert torch.equal(found, expected)
-
-
-def test_the_second_call_asks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    operands = whole(32, 64), whole(48, 64).t()
-    with triton_gemm.use():
-        first = torch._int_mm(*operands)
-        assert torch.equal(torch._int_mm(*operands), first)
-    assert triton_gemm.report_routing() == {("_int_mm", "triton_gemm"): 2}
 
 
 def test_groups_have_torchs_derivatives() -> None:

@@ -14,8 +14,23 @@ from hypothesis import strategies as st
 import triton_gemm
 from tests.support.patches import noted
 from tests.support.product_checks import NAN
-from tests.support.product_views import BATCHES, EXPANDED, VIEWS, assert_product, draw
-from tests.support.wrong_products import FACTORS, OF_PRODUCTS, assert_same_words, ones, torchs, with_nested, words
+from tests.support.product_views import (
+    BATCHES,
+    EXPANDED,
+    VIEWS,
+    assert_product,
+    assert_views_with_the_sign_turned,
+    draw,
+)
+from tests.support.wrong_products import (
+    FACTORS,
+    WITH_MISTAKES,
+    assert_mistake_is_torchs,
+    assert_same_words,
+    ones,
+    with_nested,
+    words,
+)
 from triton_gemm.functional import ops, rules
 from triton_gemm.runtime import plan
 
@@ -225,15 +240,7 @@ def test_adding_in_place_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_views_with_the_sign_turned() -> None:
-    """Imaginary parts of conjugates: what lies in memory is their negative."""
-    a, b, input, out = (
-        torch.randn(shape, dtype=torch.complex64).conj().imag for shape in [(20, 33), (33, 9), (9,), (20, 9)]
-    )
-    assert all(x.is_neg() for x in (a, b, input, out))
-    assert_product(triton_gemm.linear(a, b.T, input), a, b, input)
-    assert_product(triton_gemm.addmm(out, a, b), a, b, out)
-    assert triton_gemm.mm(a, b, out=out) is out
-    assert_product(out, a, b)
+    assert_views_with_the_sign_turned("cpu")
 
 
 # --- Mistakes ---
@@ -242,9 +249,9 @@ H = {"dtype": HALF}
 D = {"dtype": DOUBLE}
 
 
-@pytest.mark.parametrize(("name", "arguments"), OF_PRODUCTS)
-def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...]) -> None:
-    assert_same_words(lambda: torchs(name)(*arguments), lambda: getattr(triton_gemm, name)(*arguments))
+@WITH_MISTAKES
+def test_a_mistake_raises_what_torch_raises(name: str, arguments: tuple[Any, ...], out: torch.Tensor | None) -> None:
+    assert_mistake_is_torchs(name, arguments, out)
 
 
 def test_a_wrong_text_or_type_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.support import awkward_sizes
-from tests.support.epilogue_truth import activated, expected
+from tests.support.epilogue_truth import activated
 from tests.support.interpreted_plans import Interpreted, run
-from tests.support.kernel_cases import DTYPES, Case, Operands
+from tests.support.kernel_cases import CIRCUMSTANCES, DTYPES, Case, Operands, circumstance
 from tests.support.kernel_mutants import kernels_with
 from tests.support.numerics import error_bound, mode_of, reference
 from tests.support.product_checks import NAN, VIEWS, Product, battery, integers_exact, nearest_tf32, same_bits
@@ -37,20 +37,16 @@ def multiply(
     config: TileConfig = SMALL_TILES,
     precision: str | None = None,
     split_k: int = 1,
-    bias: torch.Tensor | None = None,
-    axis: str | None = None,
     activation: str | None = None,
 ) -> None:
-    """c = activation(alpha a @ b + beta c + bias)."""
-    problem = GemmProblem.of(a, b, c, has_beta=beta != 0, bias=axis, activation=activation)
+    """c = activation(alpha a @ b + beta c)."""
+    problem = GemmProblem.of(a, b, c, has_beta=beta != 0, activation=activation)
     if precision is not None:
         problem = replace(problem, precision=precision)
     if alpha == 0:
         problem = replace(problem, K=0)
-    stride = 1 if bias is None else bias.stride(0)
-    operands = {"a": a, "b": b, "c": c} | ({} if bias is None else {"bias": bias})
-    for launch in portable.launches(problem, config, split_k, stride_bias=stride):
-        run(launch, operands, alpha=alpha, beta=beta)
+    for launch in portable.launches(problem, config, split_k):
+        run(launch, {"a": a, "b": b, "c": c}, alpha=alpha, beta=beta)
 
 
 def check(case: Case, config: TileConfig = SMALL_TILES, split_k: int = 1) -> None:
@@ -209,39 +205,6 @@ def test_a_bug_by_tma_is_found(bug: str, tmp_path: Path) -> None:
         test_tma("nnn", kernels_with([TMA_BUGS[bug]], tmp_path))
 
 
-# --- Batches ---
-
-
-def batches(order: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """a [3, 50, 40], b [3, 40, 70] and an empty c [3, 50, 70] that lie in memory as `order` says."""
-    a, b = torch.randn(3, 50, 40).to(dtype), torch.randn(3, 40, 70).to(dtype)
-    c = torch.full((3, 50, 70), NAN, dtype=dtype)
-    if order == "transposed":
-        a, b, c = a.mT.contiguous().mT, b.mT.contiguous().mT, c.mT.contiguous().mT
-    elif order == "strided":
-        a = torch.full((3, 2, 50, 43), NAN, dtype=dtype)[:, 1, :, :40].copy_(a)
-        b = torch.full((40, 3, 140), NAN, dtype=dtype).transpose(0, 1)[..., ::2].copy_(b)
-        c = c.transpose(0, 1).contiguous().transpose(0, 1)
-    elif order == "expanded":
-        a, b = a[:1].expand(3, 50, 40), b[1:2].expand(3, 40, 70)
-    elif order == "a-is-one":
-        a = a[:1].expand(3, 50, 40)
-    return a, b, c
-
-
-@pytest.mark.few(shows=lambda kind, split_k, order: {kind, (split_k, order)})
-@pytest.mark.parametrize("order", ["contiguous", "transposed", "strided", "expanded", "a-is-one"])
-@pytest.mark.parametrize("split_k", [1, 2], ids=["whole", "split"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches(kind: str, split_k: int, order: str) -> None:
-    precision, dtype = KINDS[kind]
-    a, b, c = batches(order, dtype)
-    multiply(a, b, c, precision=precision, split_k=split_k)
-    for i in range(3):
-        bound = error_bound(a[i], b[i], None, 1.0, 0.0, mode_of(precision, dtype), dtype)
-        assert ((c[i].double() - reference(a[i], b[i])).abs() <= bound).all(), f"matrix {i}"
-
-
 # --- Splitting along K ---
 
 
@@ -269,32 +232,12 @@ def test_a_share_is_summed_as_a_product_of_its_own() -> None:
 # --- Epilogue ---
 
 
-@pytest.mark.few(shows=lambda split_k, axis, activation: {split_k, (axis, activation)})
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-@pytest.mark.parametrize("axis", [None, "m", "n"])
+@pytest.mark.few(shows=lambda split_k, name: {split_k, name})
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
 @pytest.mark.parametrize("split_k", [1, 3], ids=["whole", "split"])
-def test_epilogue(split_k: int, axis: str | None, activation: str | None) -> None:
-    M, N, K = 45, 70, 100
-    for dtype, out_dtype, alpha, beta in [
-        (torch.float16, torch.float16, 0.25, 0.0),
-        (torch.bfloat16, torch.float32, -0.5, 2.0),
-    ]:
-        a, b, c0 = torch.randn(M, K).to(dtype), torch.randn(K, N).to(dtype), torch.randn(M, N).to(out_dtype)
-        c = c0.clone() if beta else torch.full_like(c0, NAN)
-        bias = None if axis is None else torch.full((2 * (M if axis == "m" else N),), NAN)[::2].normal_()
-        multiply(a, b, c, alpha, beta, split_k=split_k, bias=bias, axis=axis, activation=activation)
-
-        epilogue = (bias, axis or "n", activation)
-        truth, bound = expected(a, b, c0, alpha, beta, *epilogue, mode="ieee", out_dtype=out_dtype, parts=split_k)
-        assert ((c.double() - truth).abs() <= bound).all()
-
-
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-def test_an_empty_sum_is_beta_c_and_bias(activation: str | None) -> None:
-    c0, bias = torch.randn(20, 37), torch.randn(37).half()
-    c = c0.clone()
-    multiply(torch.empty(20, 0), torch.empty(0, 37), c, 1.0, 2.0, bias=bias, axis="n", activation=activation)
-    torch.testing.assert_close(c, activated(2 * c0 + bias.float(), activation), rtol=1e-5, atol=1e-6)
+def test_every_circumstance(split_k: int, name: str) -> None:
+    """Epilogues, batches, and C of any dtype and order."""
+    check(circumstance(name, (75, 70, 100), pad=1), TILES, split_k)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of what overflows
@@ -306,11 +249,3 @@ def test_an_activation_of_infinities_is_torchs(activation: str, dtype: torch.dty
     c = torch.empty(6, 1, dtype=dtype)
     multiply(x, torch.ones(1, 1, dtype=dtype), c, activation=activation)
     torch.testing.assert_close(c, activated(x.double(), activation).to(dtype), equal_nan=True)
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
-def test_a_nan_stays_one(activation: str) -> None:
-    a, b, c = torch.randn(20, 30), torch.randn(30, 40), torch.empty(20, 40)
-    a[3, 7] = NAN
-    multiply(a, b, c, activation=activation)
-    assert c[3].isnan().all() and int(c.isnan().sum()) == 40

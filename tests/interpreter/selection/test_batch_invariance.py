@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import triton_gemm
+from tests.support import row_bits
 from tests.support.dot_order import add_at_once
 from tests.support.kernel_cases import bits
 from triton_gemm.runtime import plan
@@ -47,7 +48,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_do_not_depend_on_rows(kind: str) -> None:
-    """One to eight of them, in batches, among others' rows, in columns and unaligned; and of 70."""
+    """One to eight of them, 33, and all 70; in batches, in columns and unaligned."""
     how = dict(KINDS[kind])
     dtype = how.pop("dtype", torch.float32)
     a, b = draw(70, 200, dtype=dtype), draw(200, 24, dtype=dtype)
@@ -55,14 +56,8 @@ def test_rows_do_not_depend_on_rows(kind: str) -> None:
         whole = bits(triton_gemm.matmul(a, b, **how))
         for M in (*range(1, 9), 33):
             assert torch.equal(bits(triton_gemm.matmul(a[:M], b, **how)), whole[:M])
-        assert torch.equal(bits(triton_gemm.matmul(a.view(10, 7, 200), b, **how)).view(70, 24), whole)
-        apart = b.expand(10, 200, 24).contiguous()
-        assert torch.equal(bits(triton_gemm.matmul(a.view(10, 7, 200), apart, **how)).view(70, 24), whole)
-        columns, odd = a[:5].t().contiguous().t(), torch.empty(5, 207, dtype=dtype)[:, 3:203].copy_(a[:5])
-        for other in (columns, odd):
-            assert torch.equal(bits(triton_gemm.matmul(other, b, **how)), whole[:5])
-        out = torch.empty(24, 5, dtype=dtype).t()
-        assert torch.equal(bits(triton_gemm.matmul(a[:5], b, out=out, **how)), whole[:5])
+        row_bits.assert_lie_anywhere(a, b, 10, **how)
+        row_bits.assert_lie_anywhere(a[:4], b, 2, **how)
     assert len(configs()) > (kind != "bf16x3"), "in several configurations"
 
 
@@ -76,32 +71,16 @@ def test_without_it_they_do() -> None:
 def test_layers_and_their_backwards() -> None:
     """Rows of a layer, and of its input's gradient, however they are cut; under `use` too."""
     weight, bias, x, upstream = draw(24, 96), draw(24), draw(40, 96), draw(40, 24)
-
-    def rows(layer: object, *sizes: int) -> list[torch.Tensor]:
-        found = []
-        for part, grad in zip(x.split(list(sizes)), upstream.split(list(sizes)), strict=True):
-            part = part.clone().requires_grad_()
-            y = layer(part, weight, bias)
-            y.backward(grad)
-            found.append(torch.cat([y.detach(), part.grad], 1))
-        return [bits(torch.cat(found))]
-
     with triton_gemm.batch_invariant():
         for layer in (triton_gemm.linear, F.linear):
             with triton_gemm.use():
-                (whole,) = rows(layer, 40)
-                assert all(torch.equal(whole, *rows(layer, *sizes)) for sizes in ((1, 2, 37), (16, 24), (3, 30, 7)))
+                rows = [
+                    row_bits.of_layer(lambda x, f=layer: f(x, weight, bias), x, upstream, *sizes)
+                    for sizes in ((40,), (1, 2, 37), (16, 24), (3, 30, 7))
+                ]
+                assert all(torch.equal(rows[0], cut) for cut in rows)
     assert all(found.selection.batch_invariant for found in plan.PLANS.values())
 
 
 def test_groups_do_not_depend_on_their_sizes() -> None:
-    a, b = draw(30, 64), draw(3, 64, 24)
-    results = []
-    for ends in ([10, 20, 30], [0, 25, 30]):
-        offs = torch.tensor(ends, dtype=torch.int32)
-        c = triton_gemm.grouped_matmul(a, b, offs, batch_invariant=True)
-        results.append(bits(c))
-    rows = [row for row in range(30) if (row >= 10) + (row >= 20) == 1 + (row >= 25)]
-    assert rows and torch.equal(results[0][rows], results[1][rows])
-    alone = triton_gemm.grouped_matmul(a[10:20], b, torch.tensor([0, 10, 10], dtype=torch.int32), batch_invariant=True)
-    assert torch.equal(bits(alone), results[0][10:20])
+    row_bits.assert_groups_are_alike(draw(30, 64), draw(3, 64, 24), [10, 20, 30], [0, 25, 30])

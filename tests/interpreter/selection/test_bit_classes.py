@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support.dot_order import add_at_once
-from tests.support.fprev import Tree, refined
+from tests.support.fprev import Tree, of_products
 from tests.support.kernel_cases import bits
 from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.kernels import gemv, portable
@@ -42,18 +41,8 @@ def multiply(a: torch.Tensor, b: torch.Tensor, selection: Selection) -> torch.Te
 
 def tree(selection: Selection, K: int, N: int = 16, M: int | None = None) -> Tree:
     """In which every element of the product is summed, of all rows at once or of M."""
-    dtype = DTYPES.get(selection.precision, torch.float32)
-    big = 2.0**100
-
-    pairs = list(combinations(range(K), 2))
-    a = torch.ones(-(-len(pairs) // (M or 1)) * (M or 1), K, dtype=dtype)
-    for row, (i, j) in zip(a, pairs, strict=False):
-        row[i], row[j] = big, -big
-    ones = torch.ones(K, N, dtype=dtype)
-    c = torch.cat([multiply(rows, ones, selection) for rows in a.split(M or len(a))])
-    assert (c == c[:, :1]).all(), "columns are summed otherwise"
-    known = {pair: K - int(count) for pair, count in zip(pairs, c[:, 0], strict=False)}
-    return refined(K, lambda i, others: [known[min(i, j), max(i, j)] for j in others])
+    like = torch.empty(0, dtype=DTYPES.get(selection.precision, torch.float32))
+    return of_products(K, lambda a: multiply(a, like.new_ones(K, N), selection), like, rows=M)
 
 
 def configs(precision: str) -> list[portable.Config]:
