@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -42,9 +43,7 @@ TINY = (Shape(24, 16, 40, name="tiny", layout="nt"), cube(17, "tn", pad=1, offse
 def test_shapes_are_of_a_suites_regime_and_a_seed_decides_about_others(suite: Suite) -> None:
     keys = [shape.key for shape in suite.shapes]
     assert len(set(keys)) == len(keys) > 5
-    assert suite.reason
-    assert suite.kind in ("graph", "host", "queue")
-    assert suite.unit in ("TFLOPS", "GB/s", "us")
+    assert suite.reason and suite.kind in ("graph", "host", "queue") and suite.unit in ("TFLOPS", "GB/s", "us")
     drawn = unseen(suite, 7, 12)
     assert drawn == unseen(suite, 7, 12) and drawn != unseen(suite, 8, 12)
     assert [shape.key for shape in (*suite.shapes, *drawn) if not suite.regime(shape)] == []
@@ -60,8 +59,7 @@ def test_suites_hold_what_they_are_named_for() -> None:
     assert {s.key for s in large} == {s.key for s in SUITES["llm-large"].shapes}
     assert max(2 * s.N * s.K for s in SUITES["decode"].shapes) > 100e6
     assert {(256, 7168), (576, 7168), (1536, 7168)} < {(s.N, s.K) for s in SUITES["router"].shapes}
-    assert any(s.offset for s in SUITES["odd"].shapes)
-    assert any(s.pad for s in SUITES["odd"].shapes)
+    assert any(s.offset for s in SUITES["odd"].shapes) and any(s.pad for s in SUITES["odd"].shapes)
     assert {s.layout for s in SUITES["layouts"].shapes} == {"nn", "nt", "tn", "tt"}
     assert {s.activation for s in SUITES["epilogue"].shapes} == {None, *ACTIVATIONS}
     assert "llm-large" not in ALL
@@ -81,14 +79,11 @@ def test_a_score_is_mean_minimum_and_losers() -> None:
     one, two, three, four = keys("square", 4)
     (score,) = scores.scores(made_up_sweep("square", {one: 2.0, two: 0.5, three: 0.8, four: 1.0}))
     assert score.mean == pytest.approx((2 * 0.5 * 0.8) ** 0.25)
-    assert score.minimum == 0.5
-    assert score.losers == (two, three)
-    assert score.met is False
+    assert (score.minimum, score.losers, score.met) == (0.5, (two, three), False)
     (good,) = scores.scores(made_up_sweep("square", {one: 1.10, two: 0.99}))
     assert good.met is True
     (incomplete,) = scores.scores(made_up_sweep("square", {one: 1.10, two: None}))
-    assert incomplete.missing == 1
-    assert incomplete.met is False
+    assert (incomplete.missing, incomplete.met) == (1, False)
     assert scores.scores(made_up_sweep("square", {one: None})) == []
     assert Score("layouts", CUBLAS, {one: 2.0}, None).met is None
 
@@ -104,8 +99,7 @@ def test_scores_beside_cublas() -> None:
     light, heavy = (next(s.key for s in SUITES["decode"].shapes if (2 * s.N * s.K > 100e6) is h) for h in (False, True))
     found = scores.scores(made_up_sweep("decode", {light: 1.0, heavy: 1.0}, copy_tbs=1.0))
     share = next(score for score in found if score.over == COPY)
-    assert list(share.ratios) == [heavy]
-    assert share.losers == (heavy,)
+    assert list(share.ratios) == [heavy] == list(share.losers)
     shape = made_up_sweep("decode", {heavy: 1.0})["shapes"][heavy]
     moved = 2 * (shape["M"] * shape["K"] + shape["K"] * shape["N"] + shape["M"] * shape["N"])
     assert share.ratios[heavy] == pytest.approx(moved / 2e-3 / 1e12)
@@ -156,9 +150,8 @@ def test_figures_that_are_too_good_are_named() -> None:
 
 
 def test_a_table_says_what_failed_and_has_cells_for_every_column() -> None:
-    assert "FAILED: a result is off" in bench_tables.suite(
-        [made_up_sweep("square", {keys("square", 1)[0]: None})], "square"
-    )
+    failed = made_up_sweep("square", {keys("square", 1)[0]: None})
+    assert "FAILED: a result is off" in bench_tables.suite([failed], "square")
     for name, suite in SUITES.items():
         every = made_up_sweep(name, {shape.key: 1.01 for shape in suite.shapes})
         rows = [bench_tables.row(every, key) for key in every["shapes"]]
@@ -206,8 +199,7 @@ def test_shapes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[:2] for line in out.splitlines()] == [[n, str(len(s.shapes))] for n, s in SUITES.items()]
     assert bench.main(["square", "llm", "--list", "--limit", "2"]) == 0
     out = capsys.readouterr().out
-    assert "512x512x512 nn" in out
-    assert "Llama-3 8B qkv" in out
+    assert "512x512x512 nn" in out and "Llama-3 8B qkv" in out
 
 
 @pytest.fixture
@@ -232,40 +224,29 @@ def test_the_command_measures_and_writes_down(tmp_path: Path, capsys: pytest.Cap
     assert bench.main(["tiny-graph", "tiny-queue", "--out", str(tmp_path), "--budget", "0.01"]) == 0
     out = capsys.readouterr().out
     assert out.count("  24x16x40 nt ") == 2
-    assert "17x17x17 tn pad 1 offset 1" in out
-    assert "geometric mean" in out
-    assert "tiny-graph.json" in out
+    assert all(words in out for words in ("17x17x17 tn pad 1 offset 1", "geometric mean", "tiny-graph.json"))
     measured = read_json(tmp_path / "tiny-graph.json")
     assert measured["environment"] == {**SURROUNDINGS, "sources": environment.source_hash("bench")}
     of_queue = read_json(tmp_path / "tiny-queue.json")["environment"]["sources"]
     assert of_queue == environment.source_hash("host") != measured["environment"]["sources"], "the host's time"
     assert measured["clocks_before"] == measured["clocks_after"] == {"clocks_sm": 1755}
     shape = measured["shapes"]["24x16x40 nt"]
-    assert shape["seed"] == 0
-    assert shape["name"] == "tiny"
-    assert scores.ratio(shape) == 1.0
+    assert (shape["seed"], shape["name"], scores.ratio(shape)) == (0, "tiny", 1.0)
     assert shape["providers"][OURS]["error"]["bound"] < 1
     queue = read_json(tmp_path / "tiny-queue.json")["shapes"]["24x16x40 nt"]["providers"]
     assert 0 < queue[OURS]["least_ms"] <= queue[OURS]["time_ms"]["median"]
     assert queue[OURS]["ratio"]["median"] > 0
     assert bench.main(["tiny-host", "--unseen", "3", "--limit", "1", "--out", str(tmp_path), "--dtype", "fp16"]) == 0
     host = json.loads((tmp_path / "tiny-host-fp16-unseen-3.json").read_text())
-    assert len(host["shapes"]) == 1
-    assert next(iter(host["shapes"].values()))["mode"] == "fp16"
+    assert [found["mode"] for found in host["shapes"].values()] == ["fp16"]
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_what_is_wrong_or_missing_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wrong(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        return a[:, :-1] @ b[:-1]
-
-    def not_taken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        raise UnsupportedOperandError("rows are not aligned")
-
-    file = tmp_path / "one.json"
-    monkeypatch.setitem(peers.PEERS, OURS, lambda _: timer.Provider("", wrong))
+    file, not_taken = tmp_path / "one.json", Mock(side_effect=UnsupportedOperandError("rows are not aligned"))
+    monkeypatch.setitem(peers.PEERS, OURS, lambda _: timer.Provider("", lambda a, b, c: a[:, :-1] @ b[:-1]))
     monkeypatch.setitem(peers.PEERS, "peer", lambda _: timer.Provider("", not_taken))
     monkeypatch.setitem(peers.PEERS, "package", peers.package("no_such_module", "mm"))
     names = f"{OURS},{CUBLAS},peer,package"
@@ -312,11 +293,9 @@ def test_torch_passes_the_check_and_a_lost_column_does_not(problem: Problem, row
     assert {x.storage_offset() for x in (a, b, c)} == {problem.offset}
     check = Check(laid, operands.check_rows(problem, rows))
     result = peers.providers.fused_in_torch(problem)(a, b, c, *bias)
-    assert isinstance(result, torch.Tensor)
-    assert result.shape == c.shape
+    assert isinstance(result, torch.Tensor) and result.shape == c.shape
     error, complaint = check.verdict(result)
-    assert complaint is None
-    assert error["vs_torch"] == pytest.approx(1.0, abs=0.5)
+    assert complaint is None and error["vs_torch"] == pytest.approx(1.0, abs=0.5)
     assert check.verdict(torch.cat([result[..., 1:], result[..., :1]], -1))[1] is not None
     result[..., -1, -1] = math.nan
     assert "not finite" in str(check.verdict(result)[1])
@@ -325,12 +304,9 @@ def test_torch_passes_the_check_and_a_lost_column_does_not(problem: Problem, row
 @pytest.mark.usefixtures("no_gpu")
 def test_rows_to_check_hold_the_edges_and_fit_the_work() -> None:
     rows = operands.check_rows(Problem(5000, 1024, 1024, "bf16"), 1024)
-    assert rows is not None
-    assert 1000 < len(rows) <= 1024
-    assert {0, 4999} <= set(rows.tolist())
+    assert rows is not None and 1000 < len(rows) <= 1024 and {0, 4999} <= set(rows.tolist())
     large = operands.check_rows(Problem(16384, 16384, 16384, "bf16"), 1024)
-    assert large is not None
-    assert 2 * len(large) * 16384**2 <= operands.CHECK_FLOP
+    assert large is not None and 2 * len(large) * 16384**2 <= operands.CHECK_FLOP
     assert operands.check_rows(Problem(4, 57344, 8192, "bf16"), 1024) is None
     assert operands.check_rows(Problem(5000, 8, 8, "bf16"), None) is None
 
@@ -349,8 +325,7 @@ def test_ratios_to_other_providers_are_taken_round_by_round(monkeypatch: pytest.
         for name, ms in ((OURS, 1.0), (CUBLAS, 2.0), (COMPILED, 3.0))
     ]
     timer._time(made, CUBLAS, 0.01, sweep.PACE, (COMPILED,))
-    assert made[0].result["ratio"]["median"] == 2.0
-    assert made[0].result["ratio_to"][COMPILED]["median"] == 3.0
+    assert made[0].result["ratio"]["median"] == 2.0 and made[0].result["ratio_to"][COMPILED]["median"] == 3.0
     assert "ratio_to" not in made[2].result
 
 
@@ -375,14 +350,12 @@ def test_a_queue_counts_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     made: list[int] = []
     read = timing.Queue([lambda: made.append(0), lambda: made.append(1)], 5, drain=True).start()
-    assert made == [0, 1, 0, 1, 0]
-    assert 0 <= read() < 1000
+    assert made == [0, 1, 0, 1, 0] and 0 <= read() < 1000
 
 
 def test_importing_the_bench_makes_no_peer() -> None:
     """In a process of its own: other tests import Inductor."""
-    check = "import sys, perf.bench.__main__; sys.exit('torch._inductor.compile_fx' in sys.modules)"
-    printed(check)
+    printed("import sys, perf.bench.__main__; sys.exit('torch._inductor.compile_fx' in sys.modules)")
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -397,8 +370,7 @@ def test_the_tutorial_peer_compiles_for_hopper(transposed: bool) -> None:
     peers.set_blocks(arguments)
     launch = aot.CapturedLaunch(peers.tutorial_kernel.fn, {**arguments, "num_warps": 4, "num_stages": 4})
     compiled = aot.compile_launch(launch, (9, 0))
-    assert compiled.spills == 0
-    assert {"HGMMA", "UTMALDG", "UTMASTG"} <= set(compiled.instructions)
+    assert compiled.spills == 0 and {"HGMMA", "UTMALDG", "UTMASTG"} <= set(compiled.instructions)
 
 
 def test_routing_leaves_to_torch_what_records_show_slower() -> None:

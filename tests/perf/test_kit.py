@@ -37,18 +37,11 @@ def test_what_is_called() -> None:
     first, again, other = (list(choice.calls(seed)) for seed in (SEEDS[0], *SEEDS))
     assert first == again != other
     epilogues = {call.groups[-1] for call in first}
-    assert epilogues == {*choice.EPILOGUES, "backward", "of passes"} and {call.groups[2] for call in first} == {
-        "bf16",
-        "fp16",
-        "fp8",
-    }
+    assert epilogues == {*choice.EPILOGUES, "backward", "of passes"}
+    assert {call.groups[2] for call in first} == {"bf16", "fp16", "fp8"}
     of = {call.groups[-1]: call.problem for call in first}
-    assert (of["swiglu"].gate, of["swiglu"].activation, of["bias"].bias, of["beta"].has_beta) == (
-        True,
-        "silu",
-        "n",
-        True,
-    )
+    assert of["swiglu"].gate and of["swiglu"].activation == "silu"
+    assert of["bias"].bias == "n" and of["beta"].has_beta
     assert {call.groups[3] for call in first if call.groups[-1] == "backward"} == {"nn", "tn"}
     assert all(call.groups[0] == "all" and call.weight > 0 for call in first)
 
@@ -93,12 +86,8 @@ def test_of_ties_a_kernel_that_others_need_is_chosen(monkeypatch: pytest.MonkeyP
 def test_some_are_chosen_as_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the most calls lack, which would wait without: of what one lacks, one is enough."""
     monkeypatch.setattr(choice, "ProcessPoolExecutor", lambda **_: nullcontext(SimpleNamespace(map=in_turn)))
-    options: dict[str, list[dict[str, Any]]] = {
-        "a": [{"x": 1}, {"y": 1}],
-        "b": [{"y": 1, "had": 1}],
-        "c": [{"had": 1}, {"x": 1}],
-        "d": [{"two": 1, "more": 1}, {"z": 1}],
-    }
+    options: dict[str, list[dict[str, Any]]] = {"a": [{"x": 1}, {"y": 1}], "b": [{"y": 1, "had": 1}]}
+    options |= {"c": [{"had": 1}, {"x": 1}], "d": [{"two": 1, "more": 1}, {"z": 1}]}
     calls = [choice.Call(None, weight, (name,)) for name, weight in zip("abcd", (1.0, 2.0, 9.0, 0.5), strict=True)]  # type: ignore[arg-type]
     monkeypatch.setattr(choice, "stand_in_options", lambda call, _: options[call.groups[0]])
     pairs = [(call, "h100") for call in calls]

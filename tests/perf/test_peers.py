@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -28,23 +29,9 @@ class TunableOp:
     """torch.cuda.tunable of a GPU: tunes products of matrices in 16 bits, each once."""
 
     def __init__(self) -> None:
-        self.enabled = False
-        self.prepared: dict[str, object] = {}
+        self.enabled, self.library = False, "cublas"
         self.results: dict[str, str] = {}
-        self.library = "cublas"
-
-    def set_cublaslt_requested_algo_count(self, count: int) -> None: ...
-    def set_filename(self, name: str) -> None:
-        self.prepared["file"] = name
-
-    def set_rotating_buffer_size(self, megabytes: int) -> None:
-        self.prepared["rotating"] = megabytes
-
-    def tuning_enable(self, on: bool) -> None:
-        self.prepared["tuning"] = on
-
-    def enable(self, on: bool) -> None:
-        self.enabled = on
+        self.module = Mock(enable=lambda on: setattr(self, "enabled", on), get_results=self.get_results)
 
     def get_results(self) -> tuple[tuple[str, str, str, float], ...]:
         return tuple(("GemmTunableOp_BFloat16_TN", name, found, 0.1) for name, found in self.results.items())
@@ -65,7 +52,7 @@ MM = torch.mm
 @pytest.fixture
 def tunable(monkeypatch: pytest.MonkeyPatch) -> TunableOp:
     made = TunableOp()
-    monkeypatch.setattr(torch.cuda, "tunable", made)
+    monkeypatch.setattr(torch.cuda, "tunable", made.module)
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", made.preferred_blas_library)
     monkeypatch.setattr(torch, "mm", made.mm)
     return made
@@ -88,21 +75,19 @@ def measure(problem: Problem = PROBLEM, names: tuple[str, ...] = NAMES) -> dict[
 def test_tuned_cublaslt_is_measured_apart_from_cublas(tunable: TunableOp, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, str]] = []
 
-    def ours(problem: Problem) -> timer.Provider:
-        def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-            seen.append((tunable.enabled, tunable.library))
-            return a @ b
+    def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        seen.append((tunable.enabled, tunable.library))
+        return a @ b
 
-        return timer.Provider("", call)
-
-    monkeypatch.setitem(peers.PEERS, OURS, ours)
+    monkeypatch.setitem(peers.PEERS, OURS, lambda problem: timer.Provider("", call))
     found = measure(names=(TUNED, OURS, CUBLAS))
     assert found[TUNED]["config"] == "Gemm_Cublaslt_id_0"
     assert found[TUNED]["time_ms"]["median"] == 1.0 and found[OURS]["ratio_to"][TUNED]["median"] == 1.0
     assert set(seen) == {(False, "cublas")}
     assert (tunable.enabled, tunable.library) == (False, "cublas")
-    assert tunable.prepared["rotating"] == -1 and tunable.prepared["tuning"] is True
-    assert Path(str(tunable.prepared["file"])).parent.is_dir(), "no file where the bench was started"
+    tunable.module.set_rotating_buffer_size.assert_called_with(-1)
+    tunable.module.tuning_enable.assert_called_with(True)
+    assert Path(*tunable.module.set_filename.call_args.args).parent.is_dir(), "no file where the bench was started"
     assert measure()[TUNED]["config"] == "Gemm_Cublaslt_id_0", "tuned before"
     assert len(tunable.results) == 1
 
@@ -149,10 +134,8 @@ def test_compiling_is_not_in_the_time_and_is_bounded(tunable: TunableOp, monkeyp
     assert found["absent"] == f"torch.compile took {takes} s, more than {peers.COMPILE_S} s" and "time_ms" not in found
     assert limits == [peers.COMPILE_S] * 2
 
-    def broken(*_: object, **__: object) -> timer.Call:
-        raise torch._dynamo.exc.TorchDynamoException("no compiler\nand more")
-
-    monkeypatch.setattr(torch, "compile", broken)
+    error = torch._dynamo.exc.TorchDynamoException("no compiler\nand more")
+    monkeypatch.setattr(torch, "compile", Mock(side_effect=error))
     assert measure()[INDUCTOR] == {"absent": "torch.compile: no compiler"}
 
 
@@ -181,10 +164,8 @@ def test_pages_show_peers_where_they_were_measured() -> None:
     assert [score.over for score in scores.scores(without)] == [CUBLAS]
     assert bench_tables.absences(without) == []
     sweeps = [swept("square", {TUNED: ABSENT, INDUCTOR: TIMED}, {TUNED: ABSENT, INDUCTOR: {"absent": "slow"}})]
-    assert [(score.over, len(score.ratios), score.missing) for score in scores.scores(sweeps[0])] == [
-        (CUBLAS, 2, 0),
-        (INDUCTOR, 1, 1),
-    ]
+    found = [(score.over, len(score.ratios), score.missing) for score in scores.scores(sweeps[0])]
+    assert found == [(CUBLAS, 2, 0), (INDUCTOR, 1, 1)]
     page = "".join(bench_tables.pages(sweeps).values())
     assert f"| to {TUNED} | to {INDUCTOR} |" in page and f"| square | {TUNED} |" not in page
     assert f"{TUNED} is absent on all shapes: {ABSENT['absent']}." in page
@@ -195,10 +176,7 @@ def test_pages_show_peers_where_they_were_measured() -> None:
 def test_the_picture_shows_peers_where_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     legends: list[set[str]] = []
 
-    def legend(axes: Any) -> None:
-        legends.append(set(axes.get_legend_handles_labels()[1]))
-
-    monkeypatch.setattr(plots, "legend_below", legend)
+    monkeypatch.setattr(plots, "legend_below", lambda axes: legends.append({*axes.get_legend_handles_labels()[1]}))
     for peer in ({}, {TUNED: TIMED, INDUCTOR: ABSENT}):
         points = bench_tables.points([swept("tf32", peer), swept("ieee", {})])
         assert plots.precisions(points, "somewhere", tmp_path / "precision.png").is_file()
