@@ -7,14 +7,13 @@ planted bug was not found, 3 if nothing failed but a check could not run here, 2
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from xml.etree import ElementTree
@@ -32,7 +31,6 @@ BUDGET_S, GRACE_S = 570, 60  # the grace is for pytest to write what the tests s
 MEMORY_OF_EACH = 5 << 30  # bytes of the GPU's memory for each process of tests
 TESTS = ROOT / "tests" / "gpu"
 JUNIT = ROOT / "build" / "battery.xml"
-COLUMNS = ("check", "what is tried", "cases", "failures", "planted bugs found", "seconds")
 # Name, what is tried, and a regular expression of the tests' names; what takes longest first.
 SECTIONS = {
     "fuzzing": ("GEMMs drawn at random, called in any order, against fp64", r"fuzz_gpu.*for_minutes"),
@@ -80,36 +78,29 @@ def run(chosen: Sequence[str], cores: int, budget: float) -> None:
 
 def row(name: str, cases: Sequence[ElementTree.Element]) -> dict[str, Any]:
     """A section's row of the record, of its cases in JUNIT."""
-    count = planted = found = 0
-    begins, ends, failures, not_run = [], [], [], {}
+    found: dict[str, Any] = {"name": name, "what": SECTIONS[name][0], "cases": 0, "failures": []}
+    found |= {"planted": 0, "found": 0, "not_run": {}, "seconds": 0.0}
+    times: list[float] = []  # when tests began and ended
     for case in cases:
-        test = case.attrib["name"]
-        failed = case.find("failure") if case.find("failure") is not None else case.find("error")
-        skipped, output = case.find("skipped"), case.findtext("system-out", "")
+        test, output = case.attrib["name"], case.findtext("system-out", "")
+        failed = next((each for each in case if each.tag in ("failure", "error")), None)
         for begin in case.iterfind("properties/property[@name='begin']"):
-            begins.append(float(begin.attrib["value"]))
-            ends.append(begins[-1] + float(case.attrib["time"]))
-        if skipped is not None:
-            not_run[test.partition("[")[0]] = skipped.attrib.get("message", "")
+            times += [float(begin.attrib["value"]), float(begin.attrib["value"]) + float(case.attrib["time"])]
+        if (skipped := case.find("skipped")) is not None:
+            found["not_run"][test.partition("[")[0]] = skipped.attrib.get("message", "")
             continue
         if PLANTED.search(test):
-            planted, found = planted + 1, found + (failed is None)
+            found["planted"] += 1
+            found["found"] += failed is None
         else:
-            count += sum(int(number.replace(",", "")) for number in COUNT.findall(output)[-1:]) or 1
+            found["cases"] += sum(int(number.replace(",", "")) for number in COUNT.findall(output)[-1:]) or 1
         if failed is not None:
             detail = FOUND.search(failed.text or "")
             words = detail[1] if detail else failed.attrib.get("message", "").partition("\n")[0][:300]
-            failures += [f"{test}: {words}" for words in dict.fromkeys(FAILED.findall(output)) or [words]]
-    return {
-        "name": name,
-        "what": SECTIONS[name][0],
-        "cases": count,
-        "failures": failures if cases else ["no test has ended"],
-        "planted": planted,
-        "found": found,
-        "not_run": not_run,
-        "seconds": round(max(ends, default=0.0) - min(begins, default=0.0), 1),
-    }
+            found["failures"] += [f"{test}: {words}" for words in dict.fromkeys(FAILED.findall(output)) or [words]]
+    if not cases:
+        found["failures"] = ["no test has ended"]
+    return found | {"seconds": round(max(times, default=0.0) - min(times, default=0.0), 1)}
 
 
 def battery(chosen: Sequence[str], cores: int, budget: float) -> dict[str, Any]:
@@ -117,10 +108,10 @@ def battery(chosen: Sequence[str], cores: int, budget: float) -> dict[str, Any]:
     begin = time.monotonic()
     run(chosen, cores, budget)
     every = list(ElementTree.parse(JUNIT).iter("testcase")) if JUNIT.exists() else []
-    rows = []
-    for name in chosen:
-        pattern = SECTIONS[name][1]
-        rows.append(row(name, [x for x in every if re.search(pattern, f"{x.get('classname')}::{x.get('name')}")]))
+    rows = [
+        row(name, [x for x in every if re.search(SECTIONS[name][1], f"{x.get('classname')}::{x.get('name')}")])
+        for name in chosen
+    ]
     return {"sections": rows, "cores": cores, "seconds": round(time.monotonic() - begin, 1)}
 
 
@@ -131,28 +122,28 @@ def status(record: Record) -> int:
     return 3 if any(section["not_run"] for section in record["sections"]) else 0
 
 
-def rows(record: Record) -> list[list[Cell]]:
-    """A row of COLUMNS for each section, and one for all."""
-    found: list[list[Cell]] = []
-    for section in record["sections"]:
-        cases = f"{section['cases']:,}" if section["cases"] or not section["not_run"] else "**not run**"
-        failures = len(section["failures"])
-        planted = f"{section['found']} of {section['planted']}" if section["planted"] else None
-        words = f"**{failures}**" if failures else "0" if section["cases"] else None
-        found.append([section["name"], section["what"], cases, words, planted, f"{section['seconds']:.0f}"])
-    total = {key: sum(section[key] for section in record["sections"]) for key in ("cases", "found", "planted")}
-    failed = sum(len(section["failures"]) for section in record["sections"])
-    seen = f"{total['found']} of {total['planted']}"
-    return [*found, ["all", None, f"{total['cases']:,}", failed, seen, f"{record['seconds']:.0f}"]]
+# Of a section, and of all.
+COLUMNS: dict[str, Callable[[Mapping[str, Any]], Cell]] = {
+    "check": lambda x: x["name"],
+    "what is tried": lambda x: x["what"],
+    "cases": lambda x: f"{x['cases']:,}" if x["cases"] or not x["not_run"] else "**not run**",
+    "failures": lambda x: f"**{len(x['failures'])}**" if x["failures"] else "0" if x["cases"] else None,
+    "planted bugs found": lambda x: f"{x['found']} of {x['planted']}" if x["planted"] else None,
+    "seconds": lambda x: f"{x['seconds']:.0f}",
+}
 
 
 def text(record: Record) -> str:
     """The table of one record, and what could not run or failed."""
+    sections = record["sections"]
+    total = {"name": "all", "what": None, "failures": [words for x in sections for words in x["failures"]]}
+    total |= {key: sum(x[key] for x in sections) for key in ("cases", "found", "planted")}
+    table = formats.table_by(COLUMNS, [*sections, {**total, "not_run": {}, "seconds": record["seconds"]}])
     notes = []
-    for section in record["sections"]:
-        notes += [f"- Not run: {section['name']}, {test}: {why}" for test, why in section["not_run"].items()]
-        notes += [f"- Failed: {section['name']}, {words}" for words in section["failures"]]
-    return "\n\n".join(filter(None, [formats.table(COLUMNS, rows(record)), "\n".join(notes)]))
+    for x in sections:
+        notes += [f"- Not run: {x['name']}, {test}: {why}" for test, why in x["not_run"].items()]
+        notes += [f"- Failed: {x['name']}, {words}" for words in x["failures"]]
+    return "\n\n".join(filter(None, [table, "\n".join(notes)]))
 
 
 NOTHING = "No battery is committed yet; `make gpu-battery` runs it."
@@ -166,9 +157,8 @@ def at_once() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perf.battery", description=__doc__)
-    names = ", ".join(SECTIONS)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {names}")
+    parser = args.parser("battery", __doc__)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--budget", type=args.count, default=BUDGET_S, help="seconds after which what runs is ended")
     parser.add_argument("--cores", type=args.count, help="processes at a time; default: what cores and memory allow")
     parser.add_argument("--out", type=args.path, metavar="FILE", help="where the record goes, instead")

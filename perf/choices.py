@@ -9,7 +9,6 @@ no changed choice. Exit status: 1 if a limit is exceeded, 2 for a mistake in the
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
@@ -112,7 +111,7 @@ def exceeded(found: Sequence[Found]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perf.choices", description=__doc__)
+    parser = args.parser("choices", __doc__)
     parser.add_argument("--update", action="store_true", help="write today's choices")
     parser.add_argument("--changes", action="store_true", help="do not count unchanged choices that no trial has timed")
     parser.add_argument("--missing", choices=GPUS.values(), help="print only the products of this GPU not recorded yet")
@@ -122,10 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     for gpu, today in chosen_as_recorded().items():
         file = RESULTS / slug(gpu) / FILE
-        before = {}
-        if file.exists():
-            with file.open(newline="") as opened:
-                before = {row["product"]: row["choice"] for row in csv.DictReader(opened)}
+        before = dict(csv.reader(file.read_text().splitlines()[1:])) if file.exists() else {}
         found = list(compared(today, before, timed_products(gpu, RESULTS)))
         if given.changes:
             found = [replace(x, lost=0.0) if x.before == x.today else x for x in found]

@@ -17,14 +17,16 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from queue import SimpleQueue
+from typing import NamedTuple
 
 os.environ.pop("TRITON_INTERPRET", None)
 
@@ -87,13 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary, _, more = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m perf.drift",
-        description=summary.partition(":")[0] + ".",
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = args.parser("drift", __doc__)
     parser.add_argument("--triton", nargs="+", default=VERSIONS, metavar="WHAT", help="versions to try")
     parser.add_argument("--gpu", default=GPUS[0], choices=GPUS, help="what is compiled for (%(default)s)")
     parser.add_argument("--only", default="", metavar="WORDS", help="cases that have these words in their name")
@@ -206,30 +202,23 @@ def difference(before: Row, after: Row) -> str:
 def compile_all(names: Sequence[str], jobs: int, work: Callable[[str], Row]) -> dict[str, Row]:
     """What `work` makes of each name, in processes that run one case at a time: a compiler may abort, which costs its
     case alone."""
-    idle: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
-
-    def begin() -> None:
-        idle.put(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
+    own = threading.local()  # each thread has a process
 
     def run(name: str) -> Row:
-        process = idle.get()
+        if not hasattr(own, "process"):
+            own.process = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
         try:
-            row = process.submit(work, name).result()
+            row: Row = own.process.submit(work, name).result()
+            return row
         except BrokenProcessPool:
-            begin()
+            del own.process
             return failed(name, ENDED)
-        idle.put(process)
-        return row
 
-    for _ in range(jobs):
-        begin()
     found: dict[str, Row] = {}
     with ThreadPoolExecutor(jobs) as threads:
         for name, row in zip(names, threads.map(run, names), strict=True):
             found[name] = row
             print(f"[{len(found):3d}/{len(names)}] {name}", file=sys.stderr, flush=True)
-    for _ in range(jobs):
-        idle.get().shutdown()
     return found
 
 
@@ -237,7 +226,10 @@ def compile_case(name: str, gpu: str = GPUS[0]) -> Row:
     """What a case becomes: registers of a thread, loads and stores of local memory, bytes of shared memory, and
     instructions in the kernel's text. Or why it does not compile."""
     try:
-        made = aot.compile_launch(every(gpu)[name].captured(), named_device(gpu).capability)
+        _, launch, problem = every(gpu)[name]
+        arguments = materialise(launch, binaries.operands_of(problem, [launch]), binaries.SCALARS)  # without memory
+        captured = aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options})
+        made = aot.compile_launch(captured, named_device(gpu).capability)
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), "")
         return failed(name, f"{type(error).__name__}: {first}"[:120])
@@ -259,37 +251,30 @@ def machine_code(sass: str) -> str:
 # --- Cases ---
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One kernel to compile. name: kernel, precision, product and configuration, by which records know it."""
 
     name: str
     launch: Launch
     problem: GemmProblem
 
-    def captured(self) -> aot.CapturedLaunch:
-        """The launch as a plan makes it, on operands that do not exist."""
-        operands = binaries.operands_of(self.problem, [self.launch])
-        arguments = materialise(self.launch, operands, binaries.SCALARS)
-        return aot.CapturedLaunch(self.launch.kernel, {**arguments, **self.launch.options})
-
 
 @cache
 def every(gpu: str = GPUS[0]) -> dict[str, Case]:
     """All cases of a GPU in GPUS by name, those of one kernel after one another."""
     device = named_device(gpu)
-    makers: list[Callable[[Arithmetic], Iterator[Case]]] = [
+    programmatic = device.capability >= (9, 0)  # as `binaries.launches_on` does
+    makers: tuple[Callable[[Arithmetic], Iterator[Case]], ...] = (
         partial(_for_long_sums, device=device),
         *(partial(_of_kernel, kernel, device=device) for kernel in kernels.KERNELS),
         _second_launches,
         _copies,
-    ]
+    )
     found: dict[str, Case] = {}
-    for maker in makers:
-        for case in (case for arithmetic in ARITHMETICS.values() for case in maker(arithmetic)):
-            programmatic = device.capability >= (9, 0)  # as `binaries.launches_on` does
+    for maker, arithmetic in product(makers, ARITHMETICS.values()):
+        for case in maker(arithmetic):
             launch = case.launch.programmatic() if programmatic else case.launch
-            found.setdefault(case.name, replace(case, launch=launch))
+            found.setdefault(case.name, case._replace(launch=launch))
     return found
 
 

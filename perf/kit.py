@@ -16,7 +16,6 @@ Exit status: 1 if a kernel failed, differs or is stale, or there is no kit to ch
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -179,10 +178,8 @@ def with_other_bits(of: kit.Kit, processes: int) -> list[str]:
 def _sum_of(found: Sequence[Compared], kernels: int) -> str:
     seen = frozenset[str]().union(*(x.keys for x in found))
     same, refused, other = sum(x.same for x in found), sum(x.refused for x in found), sum(len(x.other) for x in found)
-    return (
-        f"{len(seen)} of {kernels} kernels; GEMMs: {same} with equal bits, {other} with others, "
-        f"{refused} not compiled here"
-    )
+    gemms = f"{same} with equal bits, {other} with others, {refused} not compiled here"
+    return f"{len(seen)} of {kernels} kernels; GEMMs: {gemms}"
 
 
 class Compared(NamedTuple):
@@ -239,19 +236,14 @@ def with_triton(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perf.kit", description=__doc__.partition(":")[0])
+    parser = args.parser("kit", __doc__)
     parser.add_argument("--out", type=args.path, default=FILE, metavar="FILE", help="default %(default)s")
     parser.add_argument("--count", type=args.count, default=COUNT, metavar="N", help="kernels (%(default)s)")
     parser.add_argument("--served", type=args.count, metavar="SEED", help="show which share of GEMMs is served")
     parser.add_argument("--verify", action="store_true", help="compile one of 20 kernels again")
-    parser.add_argument(
-        "--bits",
-        type=args.count,
-        nargs="?",
-        const=max(1, (os.cpu_count() or 1) - 2),
-        metavar="N",
-        help="compare bits with those of compiled kernels, by N processes (all cores but two)",
-    )
+    all_but_two = max(1, (os.cpu_count() or 1) - 2)
+    what = "compare bits with those of compiled kernels, by N processes (all cores but two)"
+    parser.add_argument("--bits", type=args.count, nargs="?", const=all_but_two, metavar="N", help=what)
     parser.add_argument("--check", action="store_true", help="count stale kernels")
     given = parser.parse_args(arguments)
     if given.check or given.served or given.verify or given.bits:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from random import Random
+from typing import Any
 
 import torch
 
@@ -38,8 +39,15 @@ MODES = {"bf16": 1.0, "fp16": 0.5, "tf32": 0.1, "ieee": 0.05, "bf16x6": 0.02, "f
 MODES |= {"fp64": 0.05}
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LISTED, FORWARD, BACKWARD, OTHERS = 4.0, 3.0, 1.5, 1.0  # weights of one GEMM
-# What a layer adds to its product, and how often.
-EPILOGUES = {"plain": 1.0, "bias": 0.4, "beta": 0.2, "gelu": 0.1, "silu": 0.05, "swiglu": 0.3}
+# What a layer adds to its product: how often, and how its GEMM problem differs.
+EPILOGUES: dict[str, tuple[float, dict[str, Any]]] = {
+    "plain": (1.0, {}),
+    "bias": (0.4, {"bias": "n"}),
+    "beta": (0.2, {"has_beta": True}),
+    "gelu": (0.1, {"activation": "gelu"}),
+    "silu": (0.05, {"activation": "silu"}),
+    "swiglu": (0.3, {"gate": True, "activation": "silu"}),
+}
 
 
 @dataclass(frozen=True)
@@ -73,9 +81,9 @@ def calls(seed: int) -> Iterator[Call]:
         M = max(1, min(8192, round(2 ** random.uniform(0, 13))))
         if M > 64 and random.random() < 0.7:
             M -= M % 64
-        for epilogue, often in EPILOGUES.items():
+        for epilogue, (often, changes) in EPILOGUES.items():
             for mode in HALVES:
-                problem = with_epilogue(gemm_problem(Shape(M, N, K, layout="nt"), mode), epilogue)
+                problem = replace(gemm_problem(Shape(M, N, K, layout="nt"), mode), **changes)
                 yield Call(problem, FORWARD * often * MODES[mode], groups_of(problem, mode, epilogue, model))
         for back in (Shape(M, K, N), Shape(N, K, M, layout="tn")):
             yield from in_modes(back, BACKWARD, "backward", [*HALVES], model)
@@ -88,16 +96,6 @@ def in_modes(shape: Shape, weight: float, what: str, modes: Sequence[str] = (), 
             of = replace(shape, layout="nt") if "fp8" in mode else shape
             problem = gemm_problem(replace(of, scales="tensor" if "fp8" in mode else None), mode)
             yield Call(problem, weight * MODES[mode], groups_of(problem, mode, what, model))
-
-
-def with_epilogue(problem: GemmProblem, epilogue: str) -> GemmProblem:
-    if epilogue == "bias":
-        return replace(problem, bias="n")
-    if epilogue == "beta":
-        return replace(problem, has_beta=True)
-    if epilogue == "swiglu":
-        return replace(problem, gate=True, activation="silu")
-    return problem if epilogue == "plain" else replace(problem, activation=epilogue)
 
 
 def groups_of(problem: GemmProblem, mode: str, epilogue: str, model: str) -> tuple[str, ...]:

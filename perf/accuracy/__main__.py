@@ -10,7 +10,6 @@ compute, not how they round. Nothing is written then.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,12 +44,7 @@ def measured(kinds: Sequence[Kind], device: torch.device, jobs: int, console: Co
     begin = time.monotonic()
     found: dict[str, dict[str, list[Row]]] = {}
 
-    def here(advance: Callable[[str], None]) -> None:
-        for kind in kinds:
-            found[kind.name] = of_kind(kind, device)
-            advance(kind.name)
-
-    def shared(advance: Callable[[str], None]) -> None:
+    def measure(advance: Callable[[str], None]) -> None:
         first = sorted(kinds, key=lambda kind: not kind.every)  # what takes longest
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
             running = {pool.submit(of_kind, kind, device): kind.name for kind in first}
@@ -59,47 +52,38 @@ def measured(kinds: Sequence[Kind], device: torch.device, jobs: int, console: Co
                 found[running[done]] = done.result()
                 advance(running[done])
 
-    run([Task("measuring", len(kinds), here if jobs == 1 else shared)], console)
+    run([Task("measuring", len(kinds), measure)], console)
     made = {part: [row for kind in kinds for row in found[kind.name][part]] for part in PARTS}
     failed = [words for rows in made.values() for words in failures(rows)]
     return {**made, "failed": failed, "seconds": round(time.monotonic() - begin, 1)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perf.accuracy", description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {'; '.join(KINDS)}. Default: all")
+    parser = args.parser("accuracy", __doc__)
+    names = f"of {'; '.join(KINDS)}. Default: all"
+    parser.add_argument("kinds", nargs="*", type=args.name_of(KINDS), metavar="KIND", help=names)
     parser.add_argument("--out", type=args.path, metavar="FILE", help="where the record goes, instead")
     parser.add_argument("--jobs", type=args.count, default=min(8, len(os.sched_getaffinity(0))), help="processes")
     given = parser.parse_args(arguments)
-    unknown = [name for name in given.kinds if name not in KINDS]
-    if unknown:
-        parser.error(f"no products {', '.join(unknown)}; there are {'; '.join(KINDS)}")
     if not torch.cuda.is_available() and not INTERPRETED:
         command = [sys.executable, "-m", "perf.accuracy", *(arguments if arguments is not None else sys.argv[1:])]
         surroundings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         return subprocess.run(command, env=surroundings, check=False).returncode
     device = torch.device("cpu" if INTERPRETED else "cuda:0")
     kinds = [kind for kind in KINDS.values() if kind.name in (given.kinds or KINDS) and possible(kind, device)]
-    if INTERPRETED:  # of each kernel one class
-        kinds = [replace(kind, every=False) for kind in kinds]
     if INTERPRETED:
+        kinds = [replace(kind, every=False) for kind in kinds]  # of each kernel one class
         print(IN_THE_INTERPRETER, flush=True)
     jobs = min(given.jobs, len(kinds))
     record = {"environment": environment.describe("accuracy"), **measured(kinds, device, jobs, Console(stderr=True))}
     print(f"{tables.text(record)}\n\n{tables.summary(record)}")
-    _keep(record, given.out, whole=not given.kinds)
+    out = given.out or (None if INTERPRETED or given.kinds else tables.RECORDS.path(RESULTS, record["environment"]))
+    if out is not None:
+        write_json(out, record)
+        print(f"Written to {shown(out)} after {record['seconds']:.0f} s; `python -m perf.pages` shows it.")
     for words in record["failed"]:
         print(f"FAILED: {words}", file=sys.stderr)
     return 1 if record["failed"] else 0
-
-
-def _keep(record: dict[str, Any], out: Path | None, *, whole: bool) -> None:
-    """Writes a record of a GPU, if it has all kinds, or where it is told to."""
-    if out is None and (INTERPRETED or not whole):
-        return
-    path = out or tables.RECORDS.path(RESULTS, record["environment"])
-    write_json(path, record)
-    print(f"Written to {shown(path)} after {record['seconds']:.0f} s; `python -m perf.pages` shows it.")
 
 
 if __name__ == "__main__":

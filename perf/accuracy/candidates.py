@@ -3,9 +3,7 @@ and class of bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -57,22 +55,10 @@ class Kind:
         return self.out_dtype or self.dtype
 
 
-def _of_fp32() -> Iterator[Kind]:
-    for precision in ("ieee", "tf32", *EMULATED):
-        yield Kind(precision, FLOAT32, precision)
-    for precision in ("ieee", "tf32", "bf16x6"):
-        yield Kind(f"{precision}, odd", FLOAT32, precision, every=False, odd=True)
-    for precision in ("ieee", "tf32", "tf32x3", "bf16x6"):
-        yield Kind(f"{precision}, groups of rows", FLOAT32, precision, groups="m", every=False)
-
-
-def _of_fp8() -> Iterator[Kind]:
-    for dtype, name in zip(FP8.dtypes, ("e4m3", "e5m2"), strict=True):
-        for precision, scales in (("fp8", "blocks"), ("fp8", "rows"), ("fp8", "tensor"), ("fp8 fast", "tensor")):
-            every = name == "e4m3" and scales != "rows"
-            yield Kind(f"{precision} {name}, {scales}", dtype, precision, FLOAT32, scales, every=every)
-
-
+FP8_SCALES = (
+    *(("fp8", "blocks", True), ("fp8", "rows", False), ("fp8", "tensor", True)),
+    ("fp8 fast", "tensor", True),
+)
 KINDS = {
     kind.name: kind
     for kind in (
@@ -83,9 +69,18 @@ KINDS = {
         Kind("bf16, groups of products", BF16, out_dtype=FLOAT32, groups="k", every=False),
         Kind("fp16 to fp32", FP16, out_dtype=FLOAT32, every=False),
         Kind("fp16", FP16, every=False),
-        *_of_fp32(),
+        *(Kind(precision, FLOAT32, precision) for precision in ("ieee", "tf32", *EMULATED)),
+        *(Kind(f"{x}, odd", FLOAT32, x, every=False, odd=True) for x in ("ieee", "tf32", "bf16x6")),
+        *(
+            Kind(f"{x}, groups of rows", FLOAT32, x, groups="m", every=False)
+            for x in ("ieee", "tf32", "tf32x3", "bf16x6")
+        ),
         Kind("fp64", torch.float64, "fp64"),
-        *_of_fp8(),
+        *(
+            Kind(f"{precision} {name}, {scales}", dtype, precision, FLOAT32, scales, every=every and name == "e4m3")
+            for dtype, name in zip(FP8.dtypes, ("e4m3", "e5m2"), strict=True)
+            for precision, scales, every in FP8_SCALES
+        ),
         Kind("int8", torch.int8, "int8", torch.int32),
         Kind("int8, rows", torch.int8, "int8", FLOAT32, "rows"),
     )
@@ -175,18 +170,16 @@ def _placed(
 
 @dataclass(frozen=True)
 class AccuracyCandidate:
-    """One kernel in one class of bits; chosen: whether it is what the model chooses."""
+    """One kernel in one class of bits."""
 
     selection: Selection
     bits: str
-    chosen: bool
 
 
 def candidates(problem: GemmProblem, kind: Kind, device: torch.device) -> list[AccuracyCandidate]:
     """Of every kernel and class that can multiply `problem` the fastest, as predicted; or of every kernel, with and
     without copies of operands."""
     info = device_info(device)
-    chosen = choose(problem, info)
     found: dict[object, AccuracyCandidate] = {}
     for _, candidate in ranked(problem, info, any_bits=True):
         if illegal(problem, info, candidate) is not None:
@@ -194,33 +187,17 @@ def candidates(problem: GemmProblem, kind: Kind, device: torch.device) -> list[A
         selection = Selection.of(candidate, "to be measured")
         bits = bit_class(problem, selection)
         key = (selection.kernel, bits if kind.every else selection.packed)
-        same = selection.algorithm[:3] == chosen.algorithm[:3]  # kernel, config and work
-        found.setdefault(key, AccuracyCandidate(selection, bits, same))
+        found.setdefault(key, AccuracyCandidate(selection, bits))
     return list(found.values())
 
 
 def chosen_candidates(problem: GemmProblem, device: torch.device) -> list[AccuracyCandidate]:
     """What `matmul` runs, with and without batch invariance."""
     selections = [choose(problem, device_info(device), invariant=invariant) for invariant in (False, True)]
-    return [AccuracyCandidate(selection, bit_class(problem, selection), True) for selection in selections]
+    return [AccuracyCandidate(selection, bit_class(problem, selection)) for selection in selections]
 
 
 def planned(problem: GemmProblem, candidate: AccuracyCandidate, device: torch.device) -> GemmPlan | InterpretedPlan:
     if INTERPRETED:
         return InterpretedPlan(problem, candidate.selection)
     return GemmPlan(problem, candidate.selection, device)
-
-
-def describe(kind: Kind, size: Size, candidate: AccuracyCandidate) -> dict[str, Any]:
-    """A candidate as a record has it."""
-    M, N, K = size
-    how = str(candidate.selection).rpartition(": ")[0]
-    return {
-        "kind": kind.name,
-        "M": M,
-        "N": N,
-        "K": K,
-        "kernel": candidate.selection.kernel,
-        "bits": candidate.bits,
-        "way": how,
-    }

@@ -55,12 +55,11 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Input:
-    """draw: the matrices, in fp64, to be rounded to the operands' dtype; of: what it shows; exact: whether the result
-    is the true one, rounded once; floating: whether integers have no such matrices; infinite: whether the dtype must
-    have infinities; few_bits: whether values must be those that the mode keeps whole."""
+    """draw: the matrices, in fp64, to be rounded to the operands' dtype; exact: whether the result is the true one,
+    rounded once; floating: whether integers have no such matrices; infinite: whether the dtype must have infinities;
+    few_bits: whether values must be those that the mode keeps whole."""
 
     draw: Draw
-    of: str
     exact: bool = False
     floating: bool = True
     infinite: bool = False
@@ -183,19 +182,17 @@ def _infinite(x: Drawing) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 INPUTS: dict[str, Input] = {
-    "normal": Input(_normal, "random normal numbers"),
-    "positive": Input(_positive, "their magnitudes, whose errors add up"),
-    "wide": Input(_wide, "normal numbers times random powers of two"),
-    "graded": Input(_graded, "columns of A that get smaller as rows of B get larger"),
-    "cancelling": Input(_cancelling, "sums of which the last bits are left"),
-    "denormal": Input(_denormal, "numbers below the smallest normal one, times one"),
-    "integers": Input(_integers, "small integers, exactly", exact=True, floating=False),
-    "one-hot A": Input(_one_hot_rows, "copies of B's rows, bit for bit", exact=True, floating=False, few_bits=True),
-    "one-hot B": Input(
-        _one_hot_columns, "copies of A's columns, bit for bit", exact=True, floating=False, few_bits=True
-    ),
-    "NaN": Input(_nan, "NaN in A's rows and a column of B, and nowhere else"),
-    "infinity": Input(_infinite, "infinities and NaN where IEEE arithmetic puts them", infinite=True),
+    "normal": Input(_normal),
+    "positive": Input(_positive),  # errors add up
+    "wide": Input(_wide),  # powers of two
+    "graded": Input(_graded),  # columns of A get smaller as rows of B get larger
+    "cancelling": Input(_cancelling),  # the last bits of sums are left
+    "denormal": Input(_denormal),
+    "integers": Input(_integers, exact=True, floating=False),
+    "one-hot A": Input(_one_hot_rows, exact=True, floating=False, few_bits=True),  # copies of B's rows, bit for bit
+    "one-hot B": Input(_one_hot_columns, exact=True, floating=False, few_bits=True),  # copies of A's columns
+    "NaN": Input(_nan),  # in A's rows and a column of B, and nowhere else
+    "infinity": Input(_infinite, infinite=True),  # and NaN, where IEEE arithmetic puts them
 }
 ERRORS = ("normal", "positive", "wide", "graded", "cancelling", "denormal")
 LONG = ("normal", "positive", "integers", "NaN")  # of very long sums

@@ -20,7 +20,6 @@ from perf.accuracy.candidates import (
     Size,
     candidates,
     chosen_candidates,
-    describe,
     planned,
 )
 from perf.accuracy.inputs import ERRORS, INPUTS, LONG, Drawing, drawn
@@ -100,21 +99,6 @@ def answer(operands: Operands, question: Question, multiply: Multiply, parts: in
     return torch.stack([share, wrong])
 
 
-def measure_candidate(
-    operands: Operands, checks: Iterable[Question], candidate: AccuracyCandidate, multiply: Multiply
-) -> Row:
-    """A record's row: of each question the share of the bound, and how many elements are wrong."""
-    checks, schedule = list(checks), candidate.selection.schedule
-    parts = candidate.selection.split_k if schedule is None else schedule.split_k
-    found = torch.stack([answer(operands, question, multiply, parts) for question in checks]).tolist()
-    row = describe(operands.kind, operands.size, candidate)
-    row["of_bound"] = {
-        question.name: share for question, (share, _) in zip(checks, found, strict=True) if question.name in ERRORS
-    }
-    row["wrong"] = {question.name: int(wrong) for question, (_, wrong) in zip(checks, found, strict=True)}
-    return row
-
-
 @dataclass
 class Bench:
     """A candidate, ready to be checked."""
@@ -129,8 +113,18 @@ class Bench:
         self.plan.compile(operands.a, operands.b, operands.c, *operands.auxiliary)
 
     def measure(self) -> Row:
-        """A record's row."""
-        return measure_candidate(self.operands, self.checks, self.candidate, self.plan.run)
+        """A record's row: of each question the share of the bound, and how many elements are wrong."""
+        selection, schedule = self.candidate.selection, self.candidate.selection.schedule
+        parts = selection.split_k if schedule is None else schedule.split_k
+        answers = torch.stack([answer(self.operands, x, self.plan.run, parts) for x in self.checks]).tolist()
+        found = {question.name: answer for question, answer in zip(self.checks, answers, strict=True)}
+        return {
+            "kind": self.operands.kind.name,
+            **dict(zip("MNK", self.operands.size, strict=True)),
+            **{"kernel": selection.kernel, "bits": self.candidate.bits, "way": str(selection).rpartition(": ")[0]},
+            "of_bound": {name: share for name, (share, _) in found.items() if name in ERRORS},
+            "wrong": {name: int(wrong) for name, (_, wrong) in found.items()},
+        }
 
 
 def benches(kind: Kind, sizes: Iterable[Size], device: torch.device) -> list[Bench]:
@@ -149,12 +143,8 @@ def benches(kind: Kind, sizes: Iterable[Size], device: torch.device) -> list[Ben
 def long_benches(kind: Kind, size: Size, device: torch.device) -> list[Bench]:
     """Sums that are as long as `size` says, as `matmul` computes them."""
     operands = Operands(kind, size, device)
-    checks = questions(operands, LONG)
-    problem = operands.problem
-    return [
-        Bench(operands, checks, candidate, planned(problem, candidate, device))
-        for candidate in chosen_candidates(problem, device)
-    ]
+    problem, checks = operands.problem, questions(operands, LONG)
+    return [Bench(operands, checks, x, planned(problem, x, device)) for x in chosen_candidates(problem, device)]
 
 
 def compile_all(found: Sequence[Bench]) -> None:

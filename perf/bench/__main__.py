@@ -4,9 +4,8 @@ Prints a line for each shape as it is measured, and a summary against the target
 suite, written after each shape. Exit status: 1 if a provider gave wrong results, 2 for a mistake in the call, 130 if
 interrupted.
 
-`first-calls`, `processes` and `alone` are no suites of shapes. They measure the first calls of a process, warm calls in
-processes under different conditions, and GEMMs in turns and alone. Each has its own options: `python -m perf.bench
-first-calls --help`.
+`first-calls` is no suite of shapes. It measures the first calls of a process, and has its own options: `python -m
+perf.bench first-calls --help`.
 
 With --baseline each suite is compared with a sweep made before, by the ratios to cuBLAS of both, so that two cards of
 one kind may be compared. --fail-below makes exit status 1 of a slower one.
@@ -31,7 +30,7 @@ try:
     from rich.table import Table
     from rich.text import Text
 
-    from perf.bench import alone, first_calls, processes, scores, sweep
+    from perf.bench import first_calls, scores, sweep
     from perf.bench import tables as bench_tables
     from perf.bench.peers import PEERS
     from perf.bench.scores import AUTOTUNED, Sweep
@@ -53,9 +52,8 @@ SHAPE_WIDTH, CELL_WIDTH = 34, 10
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    for other in (alone, first_calls, processes):
-        if arguments and arguments[0] == other.NAME:
-            return other.main(arguments[1:])
+    if arguments and arguments[0] == first_calls.NAME:
+        return first_calls.main(arguments[1:])
     call = parse(arguments)
     console = Console()
     if not console.is_terminal:
@@ -195,7 +193,7 @@ def show_list(call: argparse.Namespace, console: Console) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; its `suites` and `options`. No suites: their names are to be listed."""
-    parser = argparse.ArgumentParser(prog="python -m perf.bench", description=__doc__)
+    parser = args.parser("bench", __doc__)
     add = parser.add_argument
     known = ", ".join(SUITES)
     add("suites", nargs="*", metavar="SUITE", help=f"{known}; all but 16 bits: precision; all, llm-large aside: all")
@@ -204,7 +202,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/bench/<triton version>")
     add("--budget", type=float, default=sweep.BUDGET_S, metavar="SECONDS", help="of timing a shape (%(default)s)")
     add("--limit", type=args.count, metavar="N", help="at most N shapes a suite, evenly spaced")
-    add("--providers", type=_names, metavar="NAME,NAME", help=f"of {', '.join(PEERS)}")
+    add("--providers", type=args.names_of(PEERS), metavar="NAME,NAME", help=f"of {', '.join(PEERS)}")
     add("--peers", action="store_true", help=f"{' and '.join(AUTOTUNED)} as well")
     add("--unseen", type=int, metavar="SEED", help="other shapes of the same regimes, drawn at random")
     add("--baseline", type=args.path, metavar="FILE", help="compare with this sweep, or folder of sweeps")
@@ -243,14 +241,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given.options = sweep.Options(dtype, given.budget, *of_shapes)
     given.suites = [SUITES[name] for name in names]
     return given
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in PEERS:
-            raise argparse.ArgumentTypeError(f"no provider {name!r}; there are {', '.join(PEERS)}")
-    return names
 
 
 if __name__ == "__main__":

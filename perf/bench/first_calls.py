@@ -8,7 +8,6 @@ must give the same bits. Exit status: 1 if bits differ, 2 for a mistake in the c
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -78,8 +77,7 @@ def child() -> None:
     pairs = inputs(shapes)
     linear = triton_gemm.linear if function == OURS else torch.nn.functional.linear
     calls = {shape.key: partial(linear, *pair) for shape, pair in zip(shapes, pairs, strict=True)}
-    wait = getattr(triton_gemm, "wait_until_compiled", lambda timeout: True)  # which sources of before do not have
-    found = measure(calls, wait, torch.cuda.synchronize)
+    found = measure(calls, triton_gemm.wait_until_compiled, torch.cuda.synchronize)
     if function == OURS:
         classes = [triton_gemm.explain(x, weight.t()).bits for x, weight in pairs]
         found["opens"] = [name not in classes[:i] for i, name in enumerate(classes[: len(found["calls_ms"])])]
@@ -228,7 +226,7 @@ RECORDS = environment.Records(f"{NAME}/results.json", NAME, NOTHING, text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m perf.bench {NAME}", description=__doc__)
+    parser = args.parser(f"bench {NAME}", __doc__)
     parser.add_argument("--orders", type=args.count, metavar="N", help="compare the bits of N orders of the products")
     parser.add_argument("--json", type=args.path, metavar="FILE", help=f"default perf/results/<gpu>/{RECORDS.files}")
     given = parser.parse_args(arguments)

@@ -1,11 +1,7 @@
-"""What else multiplies matrices, by name: each entry of PEERS makes a provider for a problem.
-
-A peer that is a package becomes a line of PEERS: `"name": package("module", "function")`.
-"""
+"""What else multiplies matrices, by name: each entry of PEERS makes a provider for a problem."""
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -188,29 +184,6 @@ def _prepare_tunable_op() -> None:
     torch.cuda.tunable.set_filename(f"{folder}/results.csv")
     torch.cuda.tunable.set_rotating_buffer_size(-1)  # as large as L2
     torch.cuda.tunable.tuning_enable(True)
-
-
-def package(module: str, function: str) -> Factory:
-    """A peer that is a package: `function(a, b)` of `module` returns the product of 2-D operands."""
-
-    def factory(problem: Problem) -> Provider:
-        def call(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> object:
-            if not problem.plain or problem.batch is not None:
-                raise NotImplementedError("takes one product and nothing after it")
-            return _function(module, function)(a, b)
-
-        return Provider(f"{module}.{function}", call)
-
-    return factory
-
-
-@cache
-def _function(module: str, function: str) -> Callable[..., object]:
-    try:
-        found: Callable[..., object] = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise NotImplementedError(str(error)) from None
-    return found
 
 
 PEERS: dict[str, Factory] = {

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from perf.bench import sweep
 from perf.calibrate.times import CLUSTER, Measured, write
@@ -54,9 +53,7 @@ def candidates_of(problem: GemmProblem, device: DeviceInfo) -> list[Candidate]:
     return found
 
 
-def measure(
-    shapes: Sequence[tuple[Shape, str]], out: Path, surroundings: Mapping[str, Any], console: Console
-) -> list[str]:
+def measure(shapes: Sequence[tuple[Shape, str]], out: Path, surroundings: Mapping[str, Any]) -> list[str]:
     """Times every shape's candidates, writing `out` after each; what failed, as lines.
 
     Raises DeviceLostError where a candidate took the GPU down; what was measured before is kept.
@@ -65,11 +62,9 @@ def measure(
     jobs = []
     for shape, mode in shapes:
         problem = gemm_problem(shape, mode)
-        found = {candidate: Selection.of(candidate, "") for candidate in candidates_of(problem, device_info(device))}
-        jobs.append(
-            (shape, mode, {candidate: GemmPlan(problem, selection, device) for candidate, selection in found.items()})
-        )
-    console.print(f"{len(jobs)} shapes, {sum(len(plans) for *_, plans in jobs)} candidates: compiling")
+        found = candidates_of(problem, device_info(device))
+        jobs.append((shape, mode, {x: GemmPlan(problem, Selection.of(x, ""), device) for x in found}))
+    print(f"{len(jobs)} shapes, {sum(len(plans) for *_, plans in jobs)} candidates: compiling", flush=True)
     compile_ahead({gemm_problem(shape, mode): [x.selection for x in plans.values()] for shape, mode, plans in jobs})
     surroundings = {**surroundings, "clocks": clocks_under_load(sweep.SETTLE_S)}
     done: list[Measured] = []
@@ -90,7 +85,7 @@ def measure(
         pick = us.get(next(iter(plans)), math.nan)
         line = f"{seed + 1}/{len(jobs)} {measured.key}: cuBLAS {base:.4g} us; of that {base / pick:.3f} times as fast"
         line += f" the model's, {base / us[best]:.3f} the best: {named(plans[best].selection)}"
-        console.print(line, highlight=False, soft_wrap=True)
+        print(line, flush=True)
     return failures
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import geometric_mean
 
-from rich.console import Console
-from rich.table import Table
-
 from perf.calibrate.times import Calibration, Measured
+from perf.common import formats
+from perf.common.formats import Cell
 from triton_gemm.hardware.device_model import DeviceModel
 from triton_gemm.kernels.candidate import Candidate
-from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import Selection, predicted, select
 from triton_gemm.tables.records import named
 
@@ -57,53 +55,38 @@ def by_regime(chosen: Sequence[Choice]) -> dict[str, list[Choice]]:
     return {**found, "all": list(chosen)}
 
 
-def without_classes_of_c(shapes: Iterable[Measured], model: DeviceModel) -> list[float]:
-    """For each shape, the slowdown of the model's pick without candidates whose bits depend on the size of C."""
-    found = []
-    for measured in shapes:
-        left = {
-            candidate: us
-            for candidate, us in measured.us.items()
-            if " of C " not in bit_class(measured.problem, candidate)
-        }
-        if left:
-            pick = replace(measured, us=left).pick(model)
-            found.append(left[pick] / measured.us[measured.pick(model)] - 1)
-    return found
-
-
 def unmeasured(calibration: Calibration) -> list[str]:
     """Shapes for which select chooses what is not among the candidates."""
     chosen = ((x, select(x.problem, calibration.device).algorithm) for x in calibration.shapes)
     return [x.key for x, algorithm in chosen if algorithm not in {candidate.algorithm for candidate in x.us}]
 
 
-def show_regret(title: str, shapes: Sequence[Measured], model: DeviceModel, console: Console) -> None:
+def over_cublas(chosen: Iterable[Choice], candidate: Callable[[Choice], Candidate]) -> str | None:
+    """cuBLAS's time over that of a candidate of each choice, in the geometric mean. Tuning does not time cuBLAS."""
+    timed = [x for x in chosen if not math.isnan(x.measured.cublas_us)]
+    return f"{geometric_mean(x.measured.cublas_us / x.measured.us[candidate(x)] for x in timed):.3f}" if timed else None
+
+
+# Of a regime's name and choices.
+COLUMNS: dict[str, Callable[[tuple[str, Sequence[Choice]]], Cell]] = {
+    "regime": lambda of: of[0],
+    "shapes": lambda of: len(of[1]),
+    "mean regret": lambda of: f"{100 * mean_regret(of[1]):.2f} %",
+    "worst": lambda of: f"{100 * max(choice.regret for choice in of[1]):.1f} %",
+    "cuBLAS / pick": lambda of: over_cublas(of[1], lambda choice: choice.pick),
+    "cuBLAS / best": lambda of: over_cublas(of[1], lambda choice: choice.measured.best),
+}
+
+
+def text(title: str, shapes: Sequence[Measured], model: DeviceModel) -> str:
     """A model's choices: a table by regime, and the worst."""
-    table = Table(title=f"{title}: rms log error {rms_error(shapes, model):.3f}", title_justify="left")
-    table.add_column("regime")
-    for name in ("shapes", "mean regret", "worst", "cuBLAS / pick", "cuBLAS / best"):
-        table.add_column(name, justify="right")
     chosen = choices(shapes, model)
-    for name, group in by_regime(chosen).items():
-        pairs = [
-            (x.measured.cublas_us / x.measured.us[x.pick], x.measured.cublas_us / x.measured.us[x.measured.best])
-            for x in group
-        ]
-        against = [pair for pair in pairs if not math.isnan(pair[0])]  # tuning does not time cuBLAS
-        table.add_row(
-            name,
-            str(len(group)),
-            f"{100 * mean_regret(group):.2f} %",
-            f"{100 * max(choice.regret for choice in group):.1f} %",
-            *(f"{geometric_mean(ratios):.3f}" for ratios in zip(*against, strict=True)),
-        )
-    console.print(table)
-    for choice in sorted(chosen, key=lambda choice: -choice.regret):
-        if choice.regret < WORST:
-            break
-        words = [f"{100 * choice.regret:.1f} % {choice.measured.key}:"]
+    lines = [f"{title}: rms log error {rms_error(shapes, model):.3f}"]
+    lines += ["", formats.table_by(COLUMNS, by_regime(chosen).items()), ""]
+    for choice in sorted((x for x in chosen if x.regret >= WORST), key=lambda choice: -choice.regret):
+        words = []
         for what, candidate in (("picked", choice.pick), ("best", choice.measured.best)):
             us, guess = choice.measured.us[candidate], predicted(choice.measured.problem, candidate, model)
-            words.append(f"{what} {named(Selection.of(candidate, ''))}, {us:.4g} us (predicted {guess:.4g});")
-        console.print(" ".join(words).rstrip(";"), highlight=False, soft_wrap=True)
+            words.append(f"{what} {named(Selection.of(candidate, ''))}, {us:.4g} us (predicted {guess:.4g})")
+        lines.append(f"{100 * choice.regret:.1f} % {choice.measured.key}: {'; '.join(words)}")
+    return "\n".join(lines)

@@ -31,10 +31,6 @@ OTHERS = ("batch", "pad", "bias", "activation", "scales")  # figures of a shape 
 COLUMNS = ("kernel", *SIZES, *CLUSTER, "programs", "split_tiles", "split_k", "reduction", "swap_ab", "packed", "us")
 # Of a tuning record; of operands whose rows are not aligned it does not say how far apart these are.
 PRODUCT = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+) (bf16|fp16) (nn|nt|tn|tt)( . not aligned)*")
-# Files from before there were second launches, and clusters.
-OLDER = tuple(
-    tuple(name for name in COLUMNS if name not in absent) for absent in (("reduction",), ("reduction", *CLUSTER))
-)
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ def read(*sources: Path) -> Calibration:
                 of_source = [one for product in found["products"] if (one := _of_tuning(product, device)) and one.us]
             else:
                 columns = tuple(found["columns"])
-                if columns not in (COLUMNS, *OLDER):
+                if not {*columns} <= {*COLUMNS}:  # files from before second launches and clusters have fewer
                     raise ValueError(f"columns {found['columns']}")
                 of_source = [_measured(entry, columns) for entry in found["shapes"]]
         except (KeyError, TypeError, ValueError) as error:
@@ -139,11 +135,9 @@ def _measured(entry: dict[str, Any], columns: Sequence[str]) -> Measured:
             given = kernels.repack.repacked(problem, packed)
             known[packed, swap_ab] = given.swap_ab() if swap_ab else given
         given = known[packed, swap_ab]
-        work: Schedule | int = fields["split_k"]
-        if fields["programs"] is not None:
-            work = Schedule(
-                fields["programs"], fields["split_tiles"], fields["split_k"], reduction=bool(fields["reduction"])
-            )
+        programs, tiles, work = (fields[name] for name in ("programs", "split_tiles", "split_k"))
+        if programs is not None:
+            work = Schedule(programs, tiles, work, reduction=bool(fields["reduction"]))
         algorithm = Algorithm(fields["kernel"], config, work, swap_ab=swap_ab, packed=packed)
         us[Candidate(given, algorithm)] = fields["us"]
     return Measured(shape, entry["mode"], entry["cublas_us"], us)
@@ -162,9 +156,8 @@ def _of_tuning(product: Mapping[str, Any], device: DeviceInfo) -> Measured | Non
     times = times_of(product)
     ranks = ranked(gemm_problem(shape, mode), device) if times else ()
     by_name = {named(Selection.of(candidate, "")): candidate for _, candidate in ranks}
-    return Measured(
-        shape, mode, math.nan, {candidate: times[name] for name, candidate in by_name.items() if name in times}
-    )
+    us = {candidate: times[name] for name, candidate in by_name.items() if name in times}
+    return Measured(shape, mode, math.nan, us)
 
 
 def _row(candidate: Candidate, us: float) -> list[Any]:

@@ -1,10 +1,17 @@
-"""What the command lines share: types of arguments, and the refusal of flags that would be ignored."""
+"""What the command lines share: the parser, types of arguments, and the refusal of flags that would be ignored."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+
+
+def parser(command: str, doc: str | None, **more: Any) -> argparse.ArgumentParser:
+    """That of `python -m perf.COMMAND`. doc: the module's docstring, which is printed as it is."""
+    keeps_lines = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(f"python -m perf.{command}", description=doc, formatter_class=keeps_lines, **more)
 
 
 def path(text: str) -> Path:
@@ -12,6 +19,23 @@ def path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("an empty name")
     return Path(text)
+
+
+def name_of(known: Iterable[str]) -> Callable[[str], str]:
+    """One of these names. For arguments of which there may be none, which argparse's `choices` refuses."""
+
+    def name(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"no {text!r}; there are {'; '.join(known)}")
+        return text
+
+    return name
+
+
+def names_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """Several of these names, with commas between them, each once."""
+    one = name_of(known)
+    return lambda text: tuple(dict.fromkeys(map(one, text.split(","))))
 
 
 def count(text: str) -> int:
@@ -33,13 +57,8 @@ def shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def given(parser: argparse.ArgumentParser, found: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """The flags among `names` that are not as they are by default."""
-    return [f"--{name}" for name in names if getattr(found, name) != parser.get_default(name)]
-
-
 def refuse(parser: argparse.ArgumentParser, found: argparse.Namespace, names: Iterable[str], why: str) -> None:
     """Ends the program, as argparse does, where a flag among `names` is given; `why` it would be ignored."""
-    ignored = given(parser, found, names)
+    ignored = [f"--{name}" for name in names if getattr(found, name) != parser.get_default(name)]
     if ignored:
         parser.error(f"{', '.join(ignored)} would be ignored: {why}")

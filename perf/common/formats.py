@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 Cell = str | int | float | None
 
@@ -15,6 +16,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     sides += ["--:"] * (len(columns) - len(sides))  # where there is no row
     lines = [" | ".join(row) for row in (columns, sides, *cells)]
     return "\n".join(f"| {line} |" for line in lines)
+
+
+def table_by(columns: Mapping[str, Callable[[Any], Cell]], things: Iterable[Any]) -> str:
+    """A table with a row for each of the things: below each heading what its function says of it."""
+    return table([*columns], [[of(thing) for of in columns.values()] for thing in things])
 
 
 def table_of(rows: Iterable[Mapping[str, Cell]]) -> str:

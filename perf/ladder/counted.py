@@ -22,9 +22,9 @@ PICTURE = "roofline-counted.png"
 NOTE = (
     "Shares of each unit's peak rate at the launch's own clock, while the kernel that multiplies runs, with cold "
     "caches. L2's bytes are what it sent to the SMs and took from them; those of DRAM were read and written. The least "
-    "are those of A and B read once "
-    "and C written once. Copies of operands are in the bytes, and not in the shares. *Ready* is the share of a warp's "
-    "time in which it could issue, and another warp did: where it is large, issue slots are scarce. The FMA pipe also "
+    "are those of A and B read once and C written once. Copies of operands are in the bytes, and not in the shares. "
+    "*Ready* is the share of a warp's time in which it could issue, and another warp did: where it is large, issue "
+    "slots are scarce. *A barrier* is one at which threads of a block meet, and no mbarrier. The FMA pipe also "
     "multiplies and adds integers, as for addresses: in k01 and k02 these are a large part of its share. L2's share is "
     "that of its busiest part, and not of its bytes. Which part is so busy in k01 was not counted."
 )
@@ -119,10 +119,14 @@ def beside(one: Counted, tflops: float | None, gpu: DeviceInfo) -> str:
     share, left = one.product["tensor cores"], tflops and one.flop / tflops / 1e3 - copies  # ns
     text = ""
     if copies:
-        dram = sum(each["ns"] * each["DRAM"] for each in list(one.launch.kernels.values())[:-1]) / copies
+        before = list(one.launch.kernels.values())[:-1]
+        dram = sum(each["ns"] * each["DRAM"] for each in before) / copies
+        carried = sum(each["DRAM read"] + each["DRAM written"] for each in before) / 1e6
+        moved = sum(each["L2 read"] + each["L2 written"] for each in before) / 1e6
         text = (
             f" These are shares of the kernel that multiplies, which took {one.product['ns'] / 1e3:.0f} us. Copies of "
-            f"operands took {copies / 1e3:.0f} us before it, at {dram:.0f} % of DRAM's peak."
+            f"operands took {copies / 1e3:.0f} us before it, at {dram:.0f} % of DRAM's peak: it carried {carried:.0f} "
+            f"of their {moved:.0f} MB, and L2 kept the rest of what they wrote."
         )
         text += (
             f" *Measured* less these: {left / 1e3:.0f} us, {formats.number(one.flop / left / 1e3)} TFLOPS."

@@ -27,9 +27,11 @@ UNALIGNED = (
     "Hollow marks on grey in the pictures above: {sizes}. Triton compiles a kernel anew for sizes and strides that are "
     "multiples of 16, and only then knows that every row starts on 16 bytes. Elsewhere, loads and stores through "
     "pointers move one element at a time instead of 16 bytes. `cp.async` takes 4 bytes or more, so it cannot copy "
-    "single 16-bit elements, and k08 and k09 lose their pipeline as well. k10 and k11 keep theirs: TMA needs rows that "
-    "are a multiple of 16 bytes apart, which it is told at run time. The marks are not on the lines, because a line "
-    "between two multiples of 16 says nothing of the other sizes."
+    "single 16-bit elements, and k08 and k09 lose their pipeline as well. Large tiles would spill, as each element "
+    "wants an address: the tuner leaves most configurations of k05 to k09 out. k07 loads 16 bytes, as its copies are "
+    "padded, and stores C element by element. k10 and k11 keep their pipeline: TMA needs rows that are a multiple of "
+    "16 bytes apart, which it is told at run time. The marks are not on the lines, because a line between two "
+    "multiples of 16 says nothing of the other sizes."
 )
 
 

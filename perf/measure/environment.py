@@ -8,14 +8,13 @@ page stale, and the next `python -m perf.pages` tells readers that the figures a
 from __future__ import annotations
 
 import ast
-import csv
 import hashlib
 import json
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -78,10 +77,6 @@ PAIRS = (
     [["2", "15"], ["3", "9"]],
 )  # torch, and the Triton it brings
 IDENTITY = ("gpu", "driver", "power_limit_w", "torch", "triton", "cuda", "sources")
-
-
-# What each row of a file of comma-separated values says of them.
-OF_A_ROW = ("date", "commit", "sources", "gpu", "driver", "torch", "triton", "cuda", "python")
 
 
 class Environment(TypedDict, total=False):
@@ -304,16 +299,6 @@ class Records:
             commits = origin(({**record["environment"], **case} for record, case in cases), self.measured)
             parts.append(f"{self.on(found[0])}. {commits}\n\n{self.text(*found)}")
         return "\n\n".join(parts) or self.nothing
-
-
-def write_csv(made: Mapping[str, Any], name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """Writes rows to a file in the folder of an environment's GPU, OF_A_ROW in each; the file."""
-    file = RESULTS / slug(made["gpu"]) / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", newline="") as opened:
-        lines = csv.writer(opened, lineterminator="\n")
-        lines.writerows([[*columns, *OF_A_ROW], *([*row, *(made[x] for x in OF_A_ROW)] for row in rows)])
-    return file
 
 
 def order(made: Mapping[str, Any]) -> tuple[str, list[int]]:

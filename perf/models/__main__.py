@@ -31,7 +31,6 @@ from perf.common import arguments as args
 from perf.common.files import read_json, shown
 from perf.measure import environment
 from perf.models import record, tables, zoo
-from perf.models.tables import OURS, TORCH
 from perf.models.zoo import Model
 from triton_gemm.compat import INTERPRETED
 from triton_gemm.runtime import background
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     file = None if given.tiny and given.out is None else file_of(given.out, made)
     # All is compiled before anything is timed.
-    background.WORKERS = max(background.WORKERS, min(MOST_WORKERS, cores() // given.shard[1]))
+    background.WORKERS = max(background.WORKERS, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // given.shard[1]))
     failed = []
     try:
         for i, (name, found) in enumerate(results(jobs, given), 1):
@@ -72,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 dropped = record.add(file, made, {name: found})
                 if dropped:
                     print(f"dropped {len(dropped)} cases of {shown(file)}, of other versions", file=sys.stderr)
-            print(f"[{i:2d}/{len(jobs)}] {found['seconds']:5.1f} s  {name}: {summary(found)}", flush=True)
+            print(f"[{i:2d}/{len(jobs)}] {found['seconds']:5.1f} s  {summary(name, found)}", flush=True)
             if "failed" in found or "wrong" in found:
                 failed.append(name)
     except KeyboardInterrupt:
@@ -152,25 +151,12 @@ def error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {first[:300]}{where}"
 
 
-def summary(found: dict[str, Any]) -> str:
-    """A result in a line."""
-    if "failed" in found:
-        return f"FAILED: {found['failed']}"
-    words = []
-    if "ratio" in found:
-        ratio = found["ratio"]
-        spread = f" ({ratio['p20']:.3f} to {ratio['p80']:.3f})" if "p20" in ratio else ""
-        words.append(f"{ratio['median']:.3f} of torch{spread}")
-    if "errors" in found:
-        words.append(f"errors {found['errors'][TORCH]:.2e} and {found['errors'][OURS]:.2e}")
-    if "routing" in found:
-        products = found["routing"]
-        words.append(f"{products['ours']} products routed, {sum(products['left'].values())} left")
-    if not found.get("settled", True):
-        words.append("kernels were still being compiled")
-    if "wrong" in found:
-        words.append(f"WRONG: {found['wrong']}")
-    return ", ".join(words)
+def summary(name: str, found: dict[str, Any]) -> str:
+    """A result in a line: the cells of its row, or the ratio of a first minute."""
+    if "tokens" in found:
+        return f"{name}: {found['ratio']['median']:.3f} of torch's tokens"
+    cells = tables.row(name, name.partition(", ")[2], found)
+    return ", ".join(f"{heading} {cell}".strip() for heading, cell in cells.items() if cell)
 
 
 def merge(others: Sequence[Path], out: Path | None) -> int:
@@ -178,7 +164,7 @@ def merge(others: Sequence[Path], out: Path | None) -> int:
     for other in others:
         found = read_json(other)
         file = file_of(out, found["environment"])
-        dropped = record.merge(file, found)
+        dropped = record.add(file, found["environment"], found["cases"])
         print(f"{len(found['cases'])} cases of {shown(other)} added to {shown(file)}, {len(dropped)} dropped")
     return 0
 
@@ -186,10 +172,6 @@ def merge(others: Sequence[Path], out: Path | None) -> int:
 def file_of(out: Path | None, made: dict[str, Any]) -> Path:
     committed = tables.RECORDS.path(environment.RESULTS, made)
     return committed if out is None else out / committed.name
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 # --- What is chosen ---
@@ -205,8 +187,7 @@ def chosen(given: argparse.Namespace) -> list[Job]:
         and not any(word in case for word in given.skip)
         and not (given.tiny and case == zoo.FIRST_MINUTE)
     ]
-    index, count = given.shard
-    return shards(jobs, count)[index - 1]
+    return shards(jobs, given.shard[1])[given.shard[0] - 1]
 
 
 def shards(jobs: Sequence[Job], count: int) -> list[list[Job]]:
@@ -227,21 +208,12 @@ def cost(jobs: Sequence[Job]) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m perf.models",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = args.parser("models", __doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("models", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(zoo.BY_NAME)}. Default: all")
-    add(
-        "--case",
-        nargs="+",
-        default=[],
-        metavar="WORD",
-        help=f"cases with such a word; there are {'; '.join(zoo.CASES)}",
-    )
+    names = f"of {', '.join(zoo.BY_NAME)}. Default: all"
+    add("models", nargs="*", type=args.name_of(zoo.BY_NAME), default=[], metavar="NAME", help=names)
+    cases = f"cases with such a word; there are {'; '.join(zoo.CASES)}"
+    add("--case", nargs="+", default=[], metavar="WORD", help=cases)
     add("--skip", nargs="+", default=[], metavar="WORD", help="not cases with such a word")
     add("--shard", type=args.shard, default=(1, 1), metavar="I/N", help="one of N parts of the list")
     add("--budget", type=float, default=BUDGET_S, help="seconds of rounds a case (%(default)s)")
@@ -250,9 +222,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--merge", type=args.path, nargs="+", metavar="FILE", help="add these records to those here")
     add("--out", type=args.path, metavar="DIR", help="default perf/results/<gpu>/models; the file is <Triton>.json")
     given = parser.parse_args(arguments)
-    unknown = [name for name in given.models if name not in zoo.BY_NAME]
-    if unknown:
-        parser.error(f"no model {', '.join(unknown)}; there are {', '.join(zoo.BY_NAME)}")
     for word in (*given.case, *given.skip):
         if not any(word in case for case in zoo.CASES):
             parser.error(f"no case with {word!r}; there are {'; '.join(zoo.CASES)}")

@@ -17,6 +17,9 @@ from perf.models.truth import error, error_of_gradients, gradients, twin
 from perf.models.zoo import Model
 
 TINY_GENERATED = 4
+Called = Callable[..., Any]
+Inputs = Mapping[str, torch.Tensor]
+There = Mapping[str, Any]
 # Compiled steps of `generate` are kept apart by an option that changes nothing else: CUDA graphs hold the kernels that
 # they were captured with, and Dynamo takes one compiled model for another where all their options are equal.
 RERECORDED = {TORCH: 1 << 20, OURS: (1 << 20) + 1}
@@ -44,14 +47,13 @@ def prepare(model: Model, case: str, built: nn.Module, *, tiny: bool, device: st
         return _generating(model, built, case == zoo.STATIC, there)
     inputs = zoo.inputs_of(model, built, **there)
     compiler = {"backend": "eager"} if tiny else {"dynamic": False}
+    called = torch.compile(built, **compiler) if case in (zoo.COMPILED, zoo.LOOP_COMPILED) else built
     if case in (zoo.FORWARD, zoo.COMPILED):
-        called = torch.compile(built, **compiler) if case == zoo.COMPILED else built
         return _forward(model, built, called, inputs, there)
-    called = torch.compile(built, **compiler) if case == zoo.LOOP_COMPILED else built
     return _training(model, built, called, inputs, there, loops=case != zoo.TRAIN)
 
 
-def _sizes(model: Model, inputs: Mapping[str, torch.Tensor]) -> tuple[str, int]:
+def _sizes(model: Model, inputs: Inputs) -> tuple[str, int]:
     if model.inputs == "image":
         rows, _, height, width = inputs["pixel_values"].shape
         return f"{rows} of {height} x {width}", rows
@@ -62,13 +64,12 @@ def _sizes(model: Model, inputs: Mapping[str, torch.Tensor]) -> tuple[str, int]:
     return f"{rows} x {length}", rows * length
 
 
-def _forward(
-    model: Model,
-    built: nn.Module,
-    called: Callable[..., Any],
-    inputs: Mapping[str, torch.Tensor],
-    there: Mapping[str, Any],
-) -> Work:
+def _in_fp64(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs of a model in fp64: pixels, as all others are integers."""
+    return {name: x.double() if name == "pixel_values" else x for name, x in inputs.items()}
+
+
+def _forward(model: Model, built: nn.Module, called: Called, inputs: Inputs, there: There) -> Work:
     """All logits, without a cache."""
     caches = model.inputs in ("causal", "encoder-decoder")
     given: dict[str, Any] = {**inputs, **({"use_cache": False} if caches else {})}
@@ -77,22 +78,20 @@ def _forward(
         given["decoder_input_ids"] = labels
 
     @torch.no_grad()
-    def logits(call: Callable[..., Any]) -> torch.Tensor:
+    def logits(call: Called) -> torch.Tensor:
         found: torch.Tensor = call(**given).logits
         return found
 
     @torch.no_grad()
     def truth() -> torch.Tensor:
-        exact = twin(model, built, **there)
-        pixels = {name: x.double() for name, x in given.items() if name == "pixel_values"}
-        found: torch.Tensor = exact(**{**given, **pixels}).logits
+        found: torch.Tensor = twin(model, built, **there)(**_in_fp64(given)).logits
         return found.float()
 
     shape, amount = _sizes(model, inputs)
     return Work(shape, amount, lambda _: logits(called), lambda _: logits(called), truth, error)
 
 
-def _generating(model: Model, built: Any, static: bool, there: Mapping[str, Any]) -> Work:
+def _generating(model: Model, built: Any, static: bool, there: There) -> Work:
     """New tokens by `generate`, always the likeliest. Their logits are held to those of an fp64 model that reads the
     same tokens at once, so that another token at a near tie is no error."""
     prompt = zoo.prompt_of(model, built, **there)
@@ -132,14 +131,7 @@ def _compile_config(provider: str) -> Any:
     return CompileConfig(mode=None, options=options)
 
 
-def _training(
-    model: Model,
-    built: nn.Module,
-    called: Callable[..., Any],
-    inputs: Mapping[str, torch.Tensor],
-    there: Mapping[str, Any],
-    loops: bool,
-) -> Work:
+def _training(model: Model, built: nn.Module, called: Called, inputs: Inputs, there: There, loops: bool) -> Work:
     """Forward and backward; in a loop also the update of the weights, under autocast."""
     loop = Loop(built, there["device"]) if loops else None
 
@@ -161,9 +153,7 @@ def _training(
         return found
 
     def truth() -> dict[str, torch.Tensor]:
-        exact = twin(model, built, **there)
-        pixels = {name: x.double() for name, x in inputs.items() if name == "pixel_values"}
-        return gradients(exact, {**inputs, **pixels})
+        return gradients(twin(model, built, **there), _in_fp64(inputs))
 
     shape, amount = _sizes(model, inputs)
     return Work(shape, amount, run, result, truth, error_of_gradients)

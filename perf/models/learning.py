@@ -182,7 +182,7 @@ RECORDS = environment.Records(f"{NAME}/{{triton}}/*.json", NAME, NOTHING, text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m perf.models.{NAME}", description=__doc__)
+    parser = args.parser(f"models.{NAME}", __doc__)
     parser.add_argument("--seed", type=int, default=1, help="draws other GEMMs (%(default)s)")
     parser.add_argument("--gemms", type=args.count, default=60, metavar="N", help="(%(default)s)")
     parser.add_argument("--calls", type=args.count, nargs="+", default=CALLS, metavar="N", help="of each GEMM")

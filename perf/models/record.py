@@ -52,11 +52,6 @@ def add(file: Path, made: Mapping[str, Any], cases: Mapping[str, Mapping[str, An
     return dropped
 
 
-def merge(file: Path, other: Mapping[str, Any]) -> list[str]:
-    """Adds all cases of another record, as `add` does."""
-    return add(file, other["environment"], other["cases"])
-
-
 def _locked(file: Path) -> FileLock:
     """Held by one process at a time; the lock is not beside the file, where it would stay."""
     name = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]

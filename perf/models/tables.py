@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import geometric_mean
 from typing import Any
 
@@ -10,6 +10,7 @@ from perf.common import formats
 from perf.common.formats import Cell
 from perf.measure.environment import Records
 from perf.models import zoo
+from perf.models.zoo import Model
 
 TORCH, OURS = PROVIDERS = ("torch", "triton_gemm")
 LEARNING = "triton_gemm, learn=True"  # in the first and the third minute
@@ -23,24 +24,19 @@ Record = Mapping[str, Any]
 # --- What is in the list ---
 
 
+MODELS: dict[str, Callable[[Model], Cell]] = {
+    "model": lambda x: x.name,
+    "sizes of": lambda x: x.like,
+    "forward and training": lambda x: f"{x.rows} images" if x.inputs == "image" else f"{x.rows} x {x.length}",
+    "generated": lambda x: f"{x.requests} x ({x.prompt} + {x.generated})" if {*zoo.GENERATING} & {*x.cases} else None,
+    "attention": lambda x: x.attention,
+    "cases": lambda x: "; ".join(filter(x.cases.__contains__, zoo.CASES)),
+}
+
+
 def list_of_models() -> str:
     """The models, their sizes, and what is run with each."""
-    rows: list[dict[str, Cell]] = []
-    for model in zoo.LIST:
-        generates = any(case in zoo.GENERATING for case in model.cases)
-        rows.append(
-            {
-                "model": model.name,
-                "sizes of": model.like,
-                "forward and training": (
-                    f"{model.rows} images" if model.inputs == "image" else f"{model.rows} x {model.length}"
-                ),
-                "generated": f"{model.requests} x ({model.prompt} + {model.generated})" if generates else None,
-                "attention": model.attention,
-                "cases": "; ".join(filter(model.cases.__contains__, zoo.CASES)),
-            }
-        )
-    return formats.table_of(rows)
+    return formats.table_by(MODELS, zoo.LIST)
 
 
 # --- What was measured ---

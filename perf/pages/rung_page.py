@@ -26,6 +26,12 @@ TUNED = (
     "The tuner times the kernel alone, and does not wait until the GPU's clock has settled. *Measured* is the whole "
     "rung, with what it does to its operands first, in turns with cuBLAS after the clock has settled: the two differ."
 )
+WIDE = 1.02  # that runs of a configuration spread
+# What the player shows of the rungs of PLAYED, where it is no clock.
+PLAYS = {
+    **dict.fromkeys(("k01", "k02"), "a warp's load, lane by lane"),
+    **dict.fromkeys(("k03", "k04"), "which tiles run at once"),
+}
 # Where docs/glossary.md explains what a rung's page leaves to it.
 SECTIONS = {
     "the-gpu": ("bank", "wavefront", "wgmma", "swizzle", "warpgroup"),
@@ -49,7 +55,8 @@ def rung_page(rung: Rung, results: Results, folder: Path) -> str:
     lines += [f"**{name}** {rung.header[name]}" for name in HEADER_OF_A_SECTION]
     every = f"{link(PAGE, folder)}#what-every-kernel-has"
     lines += [pictures.shown(name, folder) for name in pictures.of(rung.id)]
-    lines += [f"To play it: `build/player.html#{rung.id}`, which `make explore` writes."] if rung.id in PLAYED else []
+    shown = PLAYS.get(rung.id, "loads and products over time")
+    lines += [f"To play {shown}: `build/player.html#{rung.id}`, which `make explore` writes."] * (rung.id in PLAYED)
     lines += filter(None, [rung_diff.difference(rung), rung_diff.whole(rung, every)])
     measured = [line for record in results.records for line in _measured(rung, record)]
     over = f"times as fast as {rung.predicted[0]}" if rung.predicted else "TFLOPS, at 4096 x 4096 x 4096"
@@ -104,14 +111,18 @@ def _tuned(rung: Rung, record: Record, folder: Path) -> Iterator[str]:
 
 
 def _tuned_anew(tuning: autotuner.Tuning, record: Record) -> str:
-    """That *Measured* has another configuration, and why; nothing if it has the fastest of this tuning."""
+    """How far the runs of the fastest spread, if far; and that *Measured* has another configuration, if so, and why."""
+    best, spread = tuning.fastest, ""
+    if best.high > WIDE * best.low:
+        spread = f" The runs of the fastest spread from {best.low:.0f} to {best.high:.0f} TFLOPS, the middle 60 %. "
+        spread += "Their clocks were not recorded, so smaller differences say little."
     step = next((step for step in views.ladder(record) if step.rung == tuning.rung), None)
     chosen = next((one for one in tuning.timed if step and str(one.config) == step.own.config), tuning.fastest)
-    if chosen is tuning.fastest:
-        return ""
+    if chosen is best:
+        return spread
     share = f"{100 * tuning.share(chosen):.1f} %"
     text = f"whose own tuning chose `{spelled(chosen.config)}`: here {share} of that speed."
-    return f" *Measured* is from another run, {text}"
+    return f"{spread} *Measured* is from another run, {text}"
 
 
 def _measured(rung: Rung, record: Record) -> Iterator[str]:

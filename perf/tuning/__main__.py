@@ -100,11 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("error: tuning is measured on a GPU, and there is none", file=sys.stderr)
         return 2
-    log = logging.getLogger("triton_gemm.tuning")
-    log.setLevel(logging.INFO)
-    lines = logging.StreamHandler(sys.stderr)  # one for each product
-    lines.setFormatter(logging.Formatter("%(relativeCreated)8.0f ms  %(message)s"))
-    log.addHandler(lines)
+    logging.basicConfig(format="%(relativeCreated)8.0f ms  %(message)s")
+    logging.getLogger("triton_gemm.tuning").setLevel(logging.INFO)  # a line for each product
     try:
         with TemporaryDirectory() as folder:
             os.environ["TRITON_GEMM_CACHE_DIR"] = folder  # until this process ends
@@ -112,8 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was measured is recorded, but for the last products", file=sys.stderr)
         return 130
-    finally:
-        log.removeHandler(lines)
     return 0 if all(whole) else 1
 
 
@@ -166,31 +161,24 @@ def measure(run: Run, given: argparse.Namespace) -> bool:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m perf.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = args.parser("tuning", __doc__)
     add = parser.add_argument
-    add("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
+    add("runs", nargs="*", type=args.name_of(RUNS), metavar="RUN", help=f"of {', '.join(RUNS)}")
     add("--seed", type=int, default=SEED, help=f"draws other products; default {SEED}")
     add("--limit", type=args.count, metavar="N", help="at most N products, evenly spaced")
     seconds = ", ".join(f"{run.name} {run.seconds:g}" for run in RUNS.values())
     add("--budget", type=args.count, metavar="S", help=f"seconds for a run; default for each trial {seconds}")
     add("--weights", type=lambda words: words.split(","), default=(), metavar="NxK,NxK", help="of a model's only these")
-    add(
-        "--products",
-        type=args.path,
-        metavar="FILE",
-        help="only those that it names, a line each, as `python -m perf.choices --missing GPU` prints them",
-    )
+    lines = "only those that it names, a line each, as `python -m perf.choices --missing GPU` prints them"
+    add("--products", type=args.path, metavar="FILE", help=lines)
     add("--shard", type=args.shard, default=(1, 1), metavar="I/N", help="one of N parts of the products")
     add("--warm", action="store_true", help="compile everything first, on all cores")
     add("--out", type=args.path, metavar="DIR", help="instead of perf/results")
     add("--table", type=args.path, metavar="FILE", help="write what was found there, too")
     add("--rebuild", type=args.path, metavar="RECORD", nargs="+", help="rebuild --table from these; measures nothing")
     given = parser.parse_args(arguments)
-    unknown = [name for name in given.runs if name not in RUNS]
-    if unknown or not (given.runs or given.rebuild):
-        parser.error(f"RUN must be of {', '.join(RUNS)}, not {', '.join(unknown) or 'nothing'}")
+    if not (given.runs or given.rebuild):
+        parser.error(f"name a RUN of {', '.join(RUNS)}")
     for name in given.runs if given.weights else ():
         named_of = [f"{N}x{K}" for N, K in MODELS.get(name, ())]
         if not set(given.weights).issubset(named_of):

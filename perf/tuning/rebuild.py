@@ -62,11 +62,7 @@ def _fastest(problem: GemmProblem, product: Mapping[str, Any], device: DeviceInf
     choice = select(problem, device)
     default, same = named(choice), bit_class(problem, choice)
     selections = (Selection.of(candidate, "") for _, candidate in ranked(problem, device))
-    timed = [
-        (us[named(selection)], selection)
-        for selection in selections
-        if named(selection) in us and bit_class(problem, selection) == same
-    ]
+    timed = [(us[named(x)], x) for x in selections if named(x) in us and bit_class(problem, x) == same]
     if default not in us or not timed:
         return None
     least, fastest = min(timed, key=lambda one: one[0])

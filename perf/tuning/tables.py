@@ -34,11 +34,7 @@ def older(record: Record) -> str:
 
 def compared(record: Record) -> list[Mapping[str, Any]]:
     """The products whose choice was timed with others, or that have no others: what it loses in the rest is unknown."""
-    return [
-        found
-        for found in record["products"]
-        if found["fastest_us"] and (found["timed"] > 1 or found["candidates"] == 1)
-    ]
+    return [x for x in record["products"] if x["fastest_us"] and (x["timed"] > 1 or x["candidates"] == 1)]
 
 
 def row(record: Record) -> dict[str, Cell]:

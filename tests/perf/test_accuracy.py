@@ -14,7 +14,7 @@ from perf.accuracy import tables
 from perf.accuracy.candidates import KINDS, Operands
 from perf.accuracy.inputs import ERRORS, INPUTS, Drawing, drawn
 from perf.accuracy.judge import answer, failures, questions
-from perf.measure import environment
+from perf.common.files import read_json, write_json
 from tests.support.report_records import SURROUNDINGS
 
 CPU, SIZE = torch.device("cpu"), (13, 9, 70)
@@ -119,7 +119,7 @@ def made_up_record(share: float = 0.25, count: int = 0) -> dict[str, Any]:
         return {"kind": kind, **size, "kernel": kernel, "bits": bits, "way": "it", "of_bound": bounds, "wrong": counts}
 
     return {
-        "environment": {**SURROUNDINGS, "sources": environment.source_hash("accuracy")},
+        "environment": SURROUNDINGS,
         "ways": [row("bf16", "portable", "one"), row("bf16", "portable", "two"), row("ieee", "fma", "one")],
         "long": [row("bf16", "portable", "one")],
         "ends": [{"kind": "bf16", "wrong": {"K = 0": 0}}],
@@ -132,27 +132,28 @@ def test_the_table_has_the_worst_of_each_kernels_classes_and_what_is_wrong() -> 
     record = made_up_record(count=7)
     record["ways"][1]["of_bound"]["normal"] = 0.75
     record["ways"][2]["wrong"]["NaN"] = 0
-    assert tables.rows(record) == [
-        ["bf16", "portable", 2, "0.75", None, "0.5", None, None, None, "**14 wrong**"],
-        ["ieee", "fma", 1, "0.25", None, "0.5", None, None, None, "right"],
-    ]
+    text = tables.text(record)
+    assert "\n| bf16 | portable | 2 | 0.75 |  | 0.5 |  |  |  | **14 wrong** |\n" in text
+    assert "\n| ieee | fma | 1 | 0.25 |  | 0.5 |  |  |  | right |\n" in text
+    assert "\n| bf16 | portable | one | 0.25 |  | **7 wrong** |" in text
     assert failures(record["ways"])[0] == "bf16 64x48x1000, NaN: 7 elements are wrong: it"
     assert failures(record["ends"]) == []
 
 
 def test_records_are_found_where_they_are_written(tmp_path: Path) -> None:
     record = made_up_record()
-    command._keep(record, tables.RECORDS.path(tmp_path, record["environment"]), whole=True)
+    write_json(path := tables.RECORDS.path(tmp_path, record["environment"]), record)
     assert tables.RECORDS.committed(tmp_path) == [record]
-    assert (tmp_path / "made-up-gpu" / "accuracy" / "3.6.0.json").exists()
+    assert path == tmp_path / "made-up-gpu" / "accuracy" / "3.6.0.json"
 
 
 @pytest.mark.full
 def test_without_a_gpu_the_interpreter_is_named(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command.main(["int8", "int8, rows", "--jobs", "2"]) == 0
+    assert command.main(["int8", "int8, rows", "--jobs", "2", "--out", str(tmp_path / "record")]) == 0
+    assert read_json(tmp_path / "record")["failed"] == []
     printed = capfd.readouterr().out
     assert printed.startswith("In Triton's interpreter, on small products")
     assert "| int8 | portable | 1 |" in printed and "right" in printed

@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from perf import battery
 from perf.accuracy import tables as accuracy_tables
 from perf.measure import environment
+from tests.support.patches import replace_all
 from tests.support.processes import python, soon
 from tests.support.report_records import SURROUNDINGS
 
@@ -65,17 +67,13 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Tests as those of tests/gpu, in a folder."""
     folder = tmp_path / "tests"
     folder.mkdir()
-    conftest = (ROOT / "tests" / "gpu" / "conftest.py").read_text()
-    (folder / "conftest.py").write_text(
-        conftest + "\n\ndef pytest_addoption(parser):\n    parser.addoption('--tier')\n"
-    )
+    conftest = (ROOT / "tests/gpu/conftest.py").read_text()
+    (folder / "conftest.py").write_text(conftest + "def pytest_addoption(parser): parser.addoption('--tier')\n")
     (folder / "pytest.ini").touch()  # so that the repository's settings are not theirs
     for name, text in TESTS.items():
         head = f"import os, pytest, subprocess, time\nROOT = {str(ROOT)!r}\n"
-        (folder / name).write_text(head + re.sub("^ {8}", "", text, flags=re.MULTILINE))
-    monkeypatch.setattr(battery, "TESTS", folder)
-    monkeypatch.setattr(battery, "JUNIT", tmp_path / "battery.xml")
-    monkeypatch.setattr(battery, "RESULTS", tmp_path)
+        (folder / name).write_text(head + dedent(text))
+    replace_all(monkeypatch, battery, TESTS=folder, JUNIT=tmp_path / "battery.xml", RESULTS=tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(environment, "describe", lambda _: SURROUNDINGS)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -98,10 +96,8 @@ def test_what_becomes_of_tests(made_up: Path, capsys: pytest.CaptureFixture[str]
     assert (windows["cases"], windows["planted"], windows["found"]) == (1234, 2, 1) and windows["seconds"] >= 0
     assert windows["failures"] == [missed.format("read")]
     assert (far["cases"], far["planted"], far["found"]) == (12, 1, 0)
-    span = "test_operands_may_span_more: {}"
-    assert sorted(far["failures"]) == sorted(
-        [span.format("fma: 3 elements are wrong"), span.format("portable: 1 is"), missed.format("far")]
-    )
+    span = [f"test_operands_may_span_more: {words}" for words in ("fma: 3 elements are wrong", "portable: 1 is")]
+    assert sorted(far["failures"]) == [*span, missed.format("far")]
     assert (found["ConSan"]["cases"], found["ConSan"]["failures"]) == (0, [])
     assert found["ConSan"]["not_run"] == {"test_consan": "needs Triton 3.9's ConSan"}
     assert (found["memcheck"]["cases"], found["memcheck"]["failures"]) == (1, [])
@@ -148,13 +144,10 @@ def test_what_does_not_end_in_time_is_ended_with_its_children(made_up: Path) -> 
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    def row(name: str, cases: int, planted: int) -> dict[str, Any]:
-        plain = {"failures": [], "found": planted, "not_run": {}, "seconds": 12.3, "what": f"what {name} is"}
-        return {"name": name, "cases": cases, "planted": planted, **plain}
-
-    sections = [row("fuzzing", 61_234, 0), row("memcheck", 456, 2), row("ConSan", 66, 1) | changes]
-    made = {**SURROUNDINGS, "sources": environment.source_hash("battery")}
-    return {"environment": made, "sections": sections, "cores": 16, "seconds": 512.3}
+    """The first committed one, in which all ran, and ConSan has these values."""
+    found = battery.RECORDS.committed(environment.RESULTS)[0]
+    of = {"ConSan": {"cases": 66, "planted": 1, "found": 1, "seconds": 12.3, **changes}}
+    return found | {"sections": [x | {"not_run": {}} | of.get(x["name"], {}) for x in found["sections"]]}
 
 
 def test_the_table_says_what_failed_and_what_did_not_run() -> None:

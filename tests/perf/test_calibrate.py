@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from perf.calibrate import design, measure, regret, shapes, times
 from perf.calibrate.times import Measured
 from perf.measure import environment
 from tests.support.lab_fakes import FakePlan, take_gpu_away
+from tests.support.patches import replace_all
 from tests.support.report_records import SURROUNDINGS
 from tests.support.table_fakes import HOPPER
 from triton_gemm.calibration import figures, kept, probes
@@ -44,14 +46,7 @@ PORTABLE = NEWEST.with_name("calibration-portable.json")
 TINY = ((Shape(72, 64, 64, layout="nt"), "bf16"), (Shape(64, 64, 192, batch=3), "bf16"))
 
 
-@pytest.fixture(scope="module")
-def committed() -> times.Calibration:
-    return times.read(COMMITTED)
-
-
-@pytest.fixture(scope="module")
-def newest() -> times.Calibration:
-    return times.read(NEWEST)
+read = cache(times.read)
 
 
 def changed(model: DeviceModel, **factors: float) -> DeviceModel:
@@ -108,7 +103,7 @@ GOOD: dict[Path, tuple[float, float, set[str]]] = {
 @pytest.mark.parametrize("file", GOOD, ids=lambda file: f"{file.parent.name} {file.stem}")
 def test_the_models_choices_are_good(file: Path) -> None:
     """An edit of a kernel's costs, or of their figures, that makes choices worse must be measured again, or go."""
-    measured = times.read(file)
+    measured = read(file)
     model = model_of(measured.device)
     if file in BEFORE_SHIFTING:
         measured = replace(measured, shapes=[one for x in measured.shapes if len((one := of_whole_tiles(x)).us) > 3])
@@ -135,7 +130,7 @@ def test_the_models_choices_are_good(file: Path) -> None:
 
 @pytest.mark.parametrize("place", [1, 2, 4], ids=["widths", "clusters", "blocks"])
 def test_what_promotion_costs_makes_choices_better(place: int) -> None:
-    measured = times.read(FP8_WAVES if place == 4 else FP8)
+    measured = read(FP8_WAVES if place == 4 else FP8)
     model = model_of(measured.device)
     costs = model.kernels["warp_specialised"]
     first, *_ = known = list(costs["promotion"])
@@ -152,53 +147,41 @@ def test_tunings_are_read_too(tmp_path: Path) -> None:
     found = {"product": "3x64x64x64 bf16 nn", "times": [[2.0, names[0]], [3.0, names[1]], [1.0, "of old"]]}
     made = {"gpu": "NVIDIA H100 80GB HBM3", "num_sms": 132}
     file = tmp_path / "tuning.json"
-    for product, message in (
-        ("72x65x63 bf16 nn a not aligned b not aligned", ""),
-        ("72x64 bf16 nn", "product 72x64 bf16"),
-    ):
+
+    def with_another(product: str) -> Path:
         file.write_text(json.dumps({"environment": made, "products": [found, {"product": product, "times": []}]}))
-        if message:
-            with pytest.raises(ValueError, match=message):
-                times.read(file)
-        else:
-            (read,) = times.read(file).shapes
-            assert read.shape == Shape(64, 64, 64, batch=3) and list(read.us.values()) == [2.0, 3.0]
+        return file
+
+    (shape,) = times.read(with_another("72x65x63 bf16 nn a not aligned b not aligned")).shapes
+    assert shape.shape == Shape(64, 64, 64, batch=3) and list(shape.us.values()) == [2.0, 3.0]
+    with pytest.raises(ValueError, match="product 72x64 bf16"):
+        times.read(with_another("72x64 bf16 nn"))
 
 
-def test_a_spoilt_constant_is_noticed(committed: times.Calibration) -> None:
-    spoilt = changed(model_of(committed.device), kernels__warp_specialised__step__128x256=1.2)
-    assert regret.mean_regret(regret.choices(committed.shapes, spoilt)) > 0.02
+def test_a_spoilt_constant_is_noticed() -> None:
+    measured = read(COMMITTED)
+    spoilt = changed(model_of(measured.device), kernels__warp_specialised__step__128x256=1.2)
+    assert regret.mean_regret(regret.choices(measured.shapes, spoilt)) > 0.02
 
 
 @pytest.mark.parametrize("regime", shapes.REGIMES)
 def test_the_first_candidate_is_what_select_chooses(regime: str) -> None:
-    counted = 0
-    for shape, mode in shapes.shapes_to_measure(None)[::3]:
-        if Measured(shape, mode, 1.0, {}).regime != regime:
-            continue
+    several = [x for x in shapes.shapes_to_measure(None)[::3] if Measured(*x, 1.0, {}).regime == regime]
+    assert several
+    for shape, mode in several:
         problem = gemm_problem(shape, mode)
         chosen, found = select(problem, HOPPER), measure.candidates_of(problem, HOPPER)
         assert chosen.algorithm == found[0].algorithm
-        forms = {
-            (
-                one.algorithm.kernel,
-                *(getattr(one.algorithm.config, name, 1) for name in times.CLUSTER),
-            )
-            for one in found
-        }
-        assert len({one.algorithm for one in found}) == len(found) <= measure.KEEP + measure.LEAST * len(forms)
-        counted += 1
-    assert counted
+        algorithms = {candidate.algorithm for candidate in found}
+        forms = {(x.kernel, *(getattr(x.config, name, 1) for name in times.CLUSTER)) for x in algorithms}
+        assert len(algorithms) == len(found) <= measure.KEEP + measure.LEAST * len(forms)
 
 
 def test_a_problem_without_memory_is_that_of_its_operands() -> None:
     for shape in (*(shape for shape, _ in TINY), Shape(24, 40, 16, layout="tt")):
-        batch = () if shape.batch is None else (shape.batch,)
-        a = torch.empty(*batch, shape.M, shape.K, dtype=torch.bfloat16)
-        b = torch.empty(*batch, shape.K, shape.N, dtype=torch.bfloat16)
-        a = a if shape.layout[0] == "n" else a.mT.contiguous().mT
-        b = b if shape.layout[1] == "n" else b.mT.contiguous().mT
-        c = torch.empty(*batch, shape.M, shape.N, dtype=torch.bfloat16)
+        sizes = (shape.M, shape.K), (shape.K, shape.N), (shape.M, shape.N)
+        empty = [torch.empty(shape.batch or 1, *size, dtype=torch.bfloat16).squeeze(0) for size in sizes]
+        a, b, c = (x if how == "n" else x.mT.contiguous().mT for x, how in zip(empty, shape.layout + "n", strict=True))
         assert gemm_problem(shape) == GemmProblem.of(a, b, c)
 
 
@@ -216,48 +199,37 @@ def test_shapes_are_of_every_regime_and_mode() -> None:
 
 
 def test_other_shapes_are_measured_with_a_seed() -> None:
-    usual, first, second = (
-        {(shape.key, mode) for shape, mode in shapes.shapes_to_measure(None, seed)} for seed in (None, 2, 3)
-    )
+    seeds = (None, 2, 3)
+    usual, first, second = ({(x.key, mode) for x, mode in shapes.shapes_to_measure(None, seed)} for seed in seeds)
     assert len(first) > 200
     assert len(first & second) < 10 and len(first & usual) < 10  # scaled suites draw from few
     scaled = shapes.shapes_to_measure(None, None, ["fp8-rows", "fp8-blocks"])
     assert {(shape.scales, mode) for shape, mode in scaled} == {("rows", "fp8"), ("blocks", "fp8")}
-    for shape, mode in scaled:
-        assert gemm_problem(shape, mode).scales == shape.scales
+    assert all(gemm_problem(shape, mode).scales == shape.scales for shape, mode in scaled)
 
 
 def test_several_files_are_read_together() -> None:
-    together = times.read(NEWEST, NEWEST)
-    assert len(together.shapes) == 2 * len(times.read(NEWEST).shapes)
+    assert times.read(NEWEST, NEWEST).shapes == [*read(NEWEST).shapes] * 2
     with pytest.raises(ValueError, match="of several GPUs: NVIDIA H100 80GB HBM3, NVIDIA H200"):
         times.read(COMMITTED, NEWEST)
 
 
 @pytest.mark.parametrize("file", [COMMITTED, NEWEST, CLUSTERS], ids=["h100", "h200", "clusters"])
 def test_what_is_written_is_read(file: Path, tmp_path: Path) -> None:
-    read, again = times.read(file), tmp_path / "again.json"
-    surroundings = json.loads(file.read_text())["environment"]
-    times.write(again, surroundings, read.shapes)
-    assert times.read(again) == read
-    assert json.loads(again.read_text())["environment"] == surroundings
-    assert list(tmp_path.iterdir()) == [again]
+    again, surroundings = tmp_path / "again.json", json.loads(file.read_text())["environment"]
+    times.write(again, surroundings, read(file).shapes)
+    assert times.read(again) == read(file)
+    assert json.loads(again.read_text())["environment"] == surroundings and list(tmp_path.iterdir()) == [again]
     assert file.stat().st_size < 600_000
 
 
-@pytest.fixture
-def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a Triton that has them."""
-    monkeypatch.setattr(forms, "CLUSTERS", True)
-
-
-@pytest.mark.usefixtures("clusters")
-def test_clusters_are_among_the_candidates_and_in_the_file(tmp_path: Path) -> None:
+def test_clusters_are_among_the_candidates_and_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "CLUSTERS", True)  # with a Triton that has them
     shape, file = Shape(712, 1264, 4976, layout="nt"), tmp_path / "clusters.json"
     found = measure.candidates_of(gemm_problem(shape), HOPPER)
-    configs = [candidate.algorithm.config for candidate in found if candidate.algorithm.kernel == "warp_specialised"]
-    forms = {(config.CLUSTER_M, config.CLUSTER_N) for config in configs}
-    assert forms == {(1, 1), *((config.CLUSTER_M, config.CLUSTER_N) for config in warp_specialised.CLUSTERED)}
+    configs = [x.algorithm.config for x in found if x.algorithm.kernel == "warp_specialised"]
+    found_forms, clustered = ({(x.CLUSTER_M, x.CLUSTER_N) for x in of} for of in (configs, warp_specialised.CLUSTERED))
+    assert found_forms == {(1, 1), *clustered}
     timed = [Measured(shape, "bf16", 16.0, {candidate: float(i) for i, candidate in enumerate(found)})]
     times.write(file, json.loads(NEWEST.read_text())["environment"], timed)
     assert times.read(file).shapes == timed
@@ -290,10 +262,9 @@ def test_figures_have_places_and_a_changed_model_predicts_by_its_own() -> None:
     assert model.as_dict() == entry
 
 
-def test_a_shape_that_tells_something_else_comes_early(newest: times.Calibration) -> None:
-    model = model_of(newest.device)
-    square = next(found for found in newest.shapes if found.regime == "square")
-    row = next(found for found in newest.shapes if found.regime == "1 to 4 rows")
+def test_a_shape_that_tells_something_else_comes_early() -> None:
+    model = model_of(read(NEWEST).device)
+    square, row = (next(x for x in read(NEWEST).shapes if x.regime == regime) for regime in ("square", "1 to 4 rows"))
     some = [*8 * [square], row]
     found = design.design(some, model, 99)
     assert row in found[:3] and len(found) == len(some) and len(design.design(some, model, 4)) == 4
@@ -311,54 +282,49 @@ def test_regret_is_of_the_pick() -> None:
     measured = Measured(cube(4096), "bf16", 100.0, {twin: 100.0, slow: 100.0, fast: 103.0})
     assert measured.predicted(model)[2] < measured.predicted(model)[1]
     (choice,) = regret.choices([measured], model)
-    assert choice.pick == fast
-    assert choice.regret == pytest.approx(0.03)
+    assert choice.pick == fast and choice.regret == pytest.approx(0.03)
     assert {name: len(group) for name, group in regret.by_regime([choice]).items()} == {"square": 1, "all": 1}
 
 
 # ---- the command ----
 
 
-def test_regret_and_fit_are_printed(
-    committed: times.Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_regret_and_fit_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "few.json", tmp_path / "models.json"
-    times.write(file, SURROUNDINGS, committed.shapes[::25])
-    assert calibrate.main(["regret", str(file)]) == 0
-    printed = capsys.readouterr().out
-    assert "present model: rms log error" in printed
-    assert "mean regret" in printed and "fitted" not in printed
-    assert calibrate.main(["fit", str(file), "--out", str(out), "--hold-out", "1"]) == 0
-    assert "fitted without them: rms log error" in capsys.readouterr().out and not out.exists()
-    assert calibrate.main(["fit", str(file), "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert "fitted model: rms log error" in printed and str(out) in printed
+    times.write(file, SURROUNDINGS, read(COMMITTED).shapes[::25])
+
+    def printed(*arguments: str) -> str:
+        assert calibrate.main([arguments[0], str(file), *arguments[1:]]) == 0
+        return capsys.readouterr().out
+
+    text = printed("regret")
+    assert "present model: rms log error" in text and "mean regret" in text and "fitted" not in text
+    assert "fitted without them: rms log error" in printed("fit", "--out", str(out), "--hold-out", "1")
+    assert not out.exists()
+    text = printed("fit", "--out", str(out))
+    assert "fitted model: rms log error" in text and str(out) in text
     (entry,) = json.loads(out.read_text()).values()
     assert DeviceModel(**entry).as_dict() == entry and entry["source"].endswith("few.json")
     assert set(json.loads(out.read_text())) == {SURROUNDINGS["gpu"]}
-    assert calibrate.main(["fit", str(file), "--out", str(out), "--figures", "l2", "kernels.gemv"]) == 0
-    (entry,), present = json.loads(out.read_text()).values(), model_of(committed.device).as_dict()
-    places = [
-        place
-        for place in figures.places(present)
-        if not math.isclose(figures.value_at(entry, place), figures.value_at(present, place), rel_tol=1e-3)
-    ]
+    printed("fit", "--out", str(out), "--figures", "l2", "kernels.gemv")
+    (entry,), present = json.loads(out.read_text()).values(), model_of(read(COMMITTED).device).as_dict()
+    of = {place: [figures.value_at(x, place) for x in (entry, present)] for place in figures.places(present)}
+    places = [place for place, values in of.items() if not math.isclose(*values, rel_tol=1e-3)]
     assert ("l2",) in places and {place[:2] for place in places} <= {("l2",), ("kernels", "gemv")}
     assert entry["source"].startswith("l2, kernels.gemv: ") and present["source"] in entry["source"]
 
 
 def test_regret_of_a_calibrated_model_is_printed(
-    committed: times.Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path))
     file = tmp_path / "few.json"
-    times.write(file, SURROUNDINGS, committed.shapes[::40])
+    times.write(file, SURROUNDINGS, read(COMMITTED).shapes[::40])
     device = replace(HOPPER, name=SURROUNDINGS["gpu"])
     model = kept.store(changed(model_of(device), memory=0.5), device)
     assert calibrate.main(["regret", str(file), "--model", str(model)]) == 0
     printed = capsys.readouterr().out
-    assert "present model: rms log error" in printed
-    assert printed.count("rms log error") == 2
+    assert "present model: rms log error" in printed and printed.count("rms log error") == 2
     assert calibrate.main(["regret", str(file), "--model", str(file)]) == 2
     assert "it has no number of a format" in capsys.readouterr().err
     assert calibrate.main(["design", str(file), "--count", "2"]) == 0
@@ -375,13 +341,11 @@ def test_measuring_needs_the_kernels_gpu(capsys: pytest.CaptureFixture[str], mon
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets candidates be measured on the CPU, where plans compute and replays take no time."""
     take_gpu_away(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(measure, "clocks_under_load", lambda _: {"clocks_sm": 1755})
+    replace_all(monkeypatch, torch.cuda, current_device=lambda: 0, set_device=lambda _: None)
+    clocks = {"clocks_sm": 1755}
+    replace_all(monkeypatch, measure, clocks_under_load=lambda _: clocks, compile_ahead=lambda _: None)
+    replace_all(monkeypatch, measure, GemmPlan=FakePlan, device_info=lambda _: HOPPER)
     monkeypatch.setattr(environment, "describe", lambda _: dict(SURROUNDINGS))
-    monkeypatch.setattr(measure, "GemmPlan", FakePlan)
-    monkeypatch.setattr(measure, "compile_ahead", lambda _: None)
-    monkeypatch.setattr(measure, "device_info", lambda _: HOPPER)
     monkeypatch.setattr(calibrate, "shapes_to_measure", lambda limit, seed, suites: TINY[:limit])
 
 
@@ -389,8 +353,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_candidates_are_measured_beside_cublas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "new" / "file.json"
     assert calibrate.main(["measure", "--out", str(file)]) == 0
-    out = capsys.readouterr().out
-    assert "2/2 3 x 64x64x192 nn bf16: cuBLAS 1000 us" in out
+    assert "2/2 3 x 64x64x192 nn bf16: cuBLAS 1000 us" in capsys.readouterr().out
     found = times.read(file)
     assert [(measured.shape, measured.mode) for measured in found.shapes] == list(TINY)
     for measured in found.shapes:

@@ -1,17 +1,28 @@
-"""Today's choices against the committed ones: what counts as slower, which race is taken, and the command."""
+"""Today's choices against the committed ones: what counts as slower, which race is taken, and the command. And against
+kernels that ran alone."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from perf import choices
-from perf.measure.environment import slug
+from perf.calibrate.times import PRODUCT
+from perf.measure.environment import RESULTS, slug
 from perf.tuning.runs import listed, suites
+from triton_gemm.hardware.gpus import named_device
+from triton_gemm.kernels import forms
+from triton_gemm.selection.select import select
 from triton_gemm.suites import SUITES
+from triton_gemm.suites.problems import gemm_problem
+from triton_gemm.suites.shapes import Shape
+from triton_gemm.tables.records import named
 
 H100 = "NVIDIA H100 80GB HBM3"
 RACES = {"x": [{"a": 10.0, "b": 10.5}, {"a": 10.0, "c": 9.0}], "y": [{"b": 1.0}]}
@@ -93,3 +104,22 @@ def test_choices_are_those_of_the_recorded_triton() -> None:
 def test_all_suites_are_in_the_run() -> None:
     plain = {shape.key for suite in SUITES.values() if suite.mode is None for shape in suite.shapes}
     assert set(listed()) <= set(suites()) and len(suites()) > 0.8 * len(plain)
+
+
+@pytest.mark.parametrize(("gpu", "turns", "alone"), [("h100-80gb-hbm3", 0.005, 0.01), ("h200", 0.015, 0.025)])
+def test_choices_are_good_in_turns_and_alone(
+    gpu: str, turns: float, alone: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, a kernel has the clock that its power allows. Of candidates that cut no sum."""
+    monkeypatch.setattr(forms, "CLUSTERS", True)  # as with the Triton that they were measured on
+    measured = csv.DictReader((RESULTS / gpu / "alone.csv").read_text().splitlines())
+    rows = [row for row in measured if row["candidate"] != "cuBLAS" and "parts" not in row["candidate"]]
+    device = named_device(gpu.partition("-")[0])
+    for column, most in (("turns_us", turns), ("alone_us", alone)):
+        found = []
+        for product, of in groupby(rows, key=lambda row: row["product"]):
+            us = {row["candidate"]: float(row[column]) for row in of}
+            _, M, N, K, _, layout, _ = PRODUCT.fullmatch(product).groups()  # type: ignore[union-attr]
+            choice = named(select(gemm_problem(Shape(int(M), int(N), int(K), layout=layout)), device))
+            found += [us[choice] / min(us.values()) - 1] if choice in us else []
+        assert len(found) >= 12 and fmean(found) <= most and max(found) < 0.06, (column, fmean(found), max(found))

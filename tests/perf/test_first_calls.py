@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import triton_gemm
 from perf.bench import __main__ as bench
@@ -20,6 +21,7 @@ from perf.bench import first_calls
 from perf.common.files import read_json
 from perf.measure import environment, operands
 from perf.pages.results import Results
+from tests.support.patches import replace_all
 from tests.support.report_records import SURROUNDINGS, block
 from triton_gemm.suites import SUITES
 from triton_gemm.suites.shapes import Shape
@@ -94,10 +96,9 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child on the CPU, where torch multiplies for us, and each number of columns has a class of bits."""
     monkeypatch.setattr(operands, "DEVICE", "cpu")
     monkeypatch.setattr(first_calls, "products", lambda order: TINY[::-1] if order else TINY)
-    monkeypatch.setattr(triton_gemm, "linear", lambda x, weight: torch.nn.functional.linear(x, weight))
-    monkeypatch.setattr(triton_gemm, "explain", lambda a, b: SimpleNamespace(bits=str(b.shape)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.delattr(triton_gemm, "wait_until_compiled", raising=False)
+    replace_all(monkeypatch, triton_gemm, linear=lambda *x: F.linear(*x), wait_until_compiled=lambda timeout: True)
+    monkeypatch.setattr(triton_gemm, "explain", lambda a, b: SimpleNamespace(bits=str(b.shape)))
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -116,7 +117,7 @@ def test_a_child_says_what_it_measured_in_one_line(
     assert list(plain["digests"]) != list(shuffled["digests"])
     assert plain["digests"] == shuffled["digests"] == torchs["digests"] and plain["changed"] == []
     assert len(set(plain["digests"].values())) == 6
-    monkeypatch.setattr(triton_gemm, "wait_until_compiled", lambda timeout: [][0], raising=False)
+    monkeypatch.setattr(triton_gemm, "wait_until_compiled", lambda timeout: [][0])
     with pytest.raises(IndexError):
         first_calls.child()
 
@@ -158,8 +159,7 @@ def test_the_command_writes_what_the_page_shows(
     )
     monkeypatch.setenv("TRITON_GEMM_BACKGROUND", "0")
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(environment, "RESULTS", tmp_path)
-    monkeypatch.setattr(environment, "describe", lambda _: SURROUNDINGS)
+    replace_all(monkeypatch, environment, RESULTS=tmp_path, describe=lambda _: SURROUNDINGS)
     assert bench.main(["first-calls"]) == 0
     assert [one[:2] for one in runs[:5]] == [("triton_gemm", "0")] * 4 + [("torch", "0")]
     assert [one[:2] for one in runs[5:]] == [("triton_gemm", "-1"), ("torch", "-1")]

@@ -13,6 +13,7 @@ import torch
 from perf import kit as command
 from perf import kit_choice as choice
 from perf.models import products, zoo
+from tests.support.patches import replace_all
 from triton_gemm.kernels import forms
 from triton_gemm.runtime import kit, kit_build
 
@@ -26,10 +27,9 @@ def in_turn(function: Any, values: Any, **_: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "DRAWN", {"prefill": 4, "decode": 4})
-    monkeypatch.setattr(choice, "LAYERS", 3)
+    modes = {"bf16": 1.0, "fp16": 0.5, "fp8": 0.1}
+    replace_all(monkeypatch, choice, DRAWN={"prefill": 4, "decode": 4}, LAYERS=3, MODES=modes)
     monkeypatch.setattr(zoo, "LIST", (zoo.BY_NAME["bert-base"],))
-    monkeypatch.setattr(choice, "MODES", {"bf16": 1.0, "fp16": 0.5, "fp8": 0.1})
 
 
 def test_what_is_called() -> None:
@@ -57,8 +57,7 @@ def test_what_models_multiply() -> None:
     experts = [x for x in found if x.groups == "m"]
     assert {(x.batch, x.N) for x in experts} >= {(8, 2 * inner), (8, 4096)}
     assert {x.M for x in experts if x.N == 4096} >= {2 * rows for rows in products.DECODED}
-    linear = {(x.M, x.N, x.K) for x in found if x.groups is None}
-    rows = model.rows * model.length
+    linear, rows = {(x.M, x.N, x.K) for x in found if x.groups is None}, model.rows * model.length
     assert {(1, 8, 4096), (rows, 4096, 4096), (32000, 4096, rows)} <= linear  # a router, a layer, a weight's gradient
     assert [*found] == [*products.problems(model, SEEDS[0])] != [*products.problems(model, SEEDS[1])]
 
@@ -74,11 +73,8 @@ def test_the_heaviest_kernels_are_chosen() -> None:
 def test_of_ties_a_kernel_that_others_need_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call's choice, which it alone needs, is left out where it has a tie that others need."""
     calls = [choice.Call(None, weight, (name,)) for weight, name in ((5.0, "a"), (1.0, "b"), (3.0, "c"))]  # type: ignore[arg-type]
-    options: dict[str, list[dict[str, Any]]] = {"a": [{"own": 1}, {"shared": 2}], "b": [{"shared": 2}]}
-    options["c"] = [{"two": 3, "shared": 2}]
-    monkeypatch.setattr(choice, "GPUS", ("h100",))
-    monkeypatch.setattr(choice, "calls", lambda _: calls)
-    monkeypatch.setattr(choice, "for_stand_ins", lambda *_: {})
+    options = {"a": [{"own": 1}, {"shared": 2}], "b": [{"shared": 2}], "c": [{"two": 3, "shared": 2}]}
+    replace_all(monkeypatch, choice, GPUS=("h100",), calls=lambda _: calls, for_stand_ins=lambda *_: {})
     monkeypatch.setattr(choice, "options_of", lambda call, _: options[call.groups[0]])
     assert choice.chosen(9) == {"shared": 2, "two": 3} and choice.chosen(1) == {"shared": 2}
 
@@ -135,8 +131,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_what_a_file_lacks_is_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Into the cache that the kit is built from."""
     every = choice.chosen(10**6, SEEDS[0])
-    launches = {key: of for key, of in every.items() if of[0].kernel.__name__ == "skinny_kernel"}
-    launches = dict(list(launches.items())[:2])
+    skinny = [key for key, of in every.items() if of[0].kernel.__name__ == "skinny_kernel"]
+    launches = {key: every[key] for key in skinny[:2]}
     monkeypatch.setattr(command, "CACHE", tmp_path / "cache")
     command.compile_ahead(tmp_path / "some.kit", launches)
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) == 2
@@ -160,8 +156,7 @@ def test_bits_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("this Triton has no clusters")
         return torch.tensor([len(launched) // 4])
 
-    monkeypatch.setattr(command, "needed", lambda _: needed)
-    monkeypatch.setattr(command, "output", output)
+    replace_all(monkeypatch, command, needed=lambda _: needed, output=output)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with forms.of_kits():
         pairs = command.calls_of_each(SimpleNamespace(kernels=keys))  # type: ignore[arg-type]

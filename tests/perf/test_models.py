@@ -6,6 +6,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,19 +15,10 @@ from perf.models import __main__ as models
 from perf.models import first_minute, record, tables, zoo
 from perf.models.tables import MEANWHILE, OURS, PROVIDERS, TORCH
 from perf.pages.results import Results
-from tests.support.report_records import block
+from tests.support.patches import replace_all
+from tests.support.report_records import SURROUNDINGS, block
 
-MADE: dict[str, Any] = {
-    "gpu": "NVIDIA H100",
-    "torch": "2.11",
-    "triton": "3.9.0",
-    "cuda": "13.0",
-    "commit": "abc1234",
-    "sources": "1" * 12,
-    "driver": "580",
-    "date": "2026-01-01",
-    "packages": {"transformers": "5.17.0", "peft": None},
-}
+MADE: dict[str, Any] = {**SURROUNDINGS, "triton": "3.9.0", "packages": {"transformers": "5.17.0", "peft": None}}
 
 
 def timed(ratio: float, **more: Any) -> dict[str, Any]:
@@ -75,12 +67,8 @@ def test_shards_are_the_list(count: int) -> None:
     jobs = zoo.listed()
     parts = models.shards(jobs, count)
     assert sorted(zoo.key(*job) for part in parts for job in part) == sorted(zoo.key(*job) for job in jobs)
-    homes = {model.name: set() for model, _ in jobs}  # type: ignore[var-annotated]
-    for i, part in enumerate(parts):
-        for model, case in part:
-            if case != zoo.FIRST_MINUTE:
-                homes[model.name].add(i)
-    assert all(len(home) <= 1 for home in homes.values())
+    models_of = [{model.name for model, case in part if case != zoo.FIRST_MINUTE} for part in parts]
+    assert sum(map(len, models_of)) == len(set().union(*models_of)), "a model's cases are together"
     costs = [models.cost(part) for part in parts]
     assert max(costs) <= max(1.5 * sum(costs) / count, max(models.COSTS.values()))
 
@@ -93,11 +81,8 @@ def test_cases_are_added_as_they_come_and_replaced_when_measured_again(tmp_path:
     assert record.add(file, MADE, {"a": {"seconds": 1}}) == []
     assert record.add(file, {**MADE, "commit": "def5678", "driver": "590"}, {"b": {"seconds": 2}}) == []
     assert record.add(file, MADE, {"a": {"seconds": 3}}) == []
-    found = read_json(file)
-    assert {name: (x["seconds"], x["commit"]) for name, x in found["cases"].items()} == {
-        "a": (3, "abc1234"),
-        "b": (2, "def5678"),
-    }
+    found = {name: (x["seconds"], x["commit"]) for name, x in read_json(file)["cases"].items()}
+    assert found == {"a": (3, "abc1234"), "b": (2, "def5678")}
 
 
 def test_a_failure_does_not_replace_a_result(tmp_path: Path) -> None:
@@ -116,10 +101,10 @@ def test_other_versions_drop_what_there_was(tmp_path: Path) -> None:
 
 
 def test_records_are_merged_where_they_belong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    others = [tmp_path / "one.json", tmp_path / "two.json"]
-    write_json(others[0], record_of(forward=1.0))
-    write_json(others[1], record_of(static=1.1))
-    assert models.main(["--merge", *map(str, others), "--out", str(tmp_path / "out")]) == 0
+    for name, found in {"one.json": record_of(forward=1.0), "two.json": record_of(static=1.1)}.items():
+        write_json(tmp_path / name, found)
+    others = [str(tmp_path / "one.json"), str(tmp_path / "two.json")]
+    assert models.main(["--merge", *others, "--out", str(tmp_path / "out")]) == 0
     found = read_json(tmp_path / "out" / "3.9.0.json")
     assert list(found["cases"]) == ["llama-1b, forward", "llama-1b, generate, static cache"]
     assert "1 cases of" in capsys.readouterr().out
@@ -159,10 +144,8 @@ def test_products_that_were_left_are_listed() -> None:
 
 
 def test_a_first_minute_is_a_table_of_its_own() -> None:
-    tokens = {
-        p: {f"{moment:g}": moment * speed for moment in tables.MOMENTS}
-        for p, speed in ((TORCH, 100), (OURS, 90), (tables.MEANWHILE, 99))
-    }
+    speeds = {TORCH: 100, OURS: 90, MEANWHILE: 99}
+    tokens = {name: {f"{at:g}": at * speed for at in tables.MOMENTS} for name, speed in speeds.items()}
     found = {"environment": MADE, "cases": {"llama-1b, first minute": {"tokens": tokens, "ratio": {"median": 0.9}}}}
     assert "| ratio | 0.900 | 0.900 |" in tables.text(found) and "| ratio | 0.990 | 0.990 |" in tables.text(found)
     assert "of inference" not in tables.text(found)
@@ -193,20 +176,17 @@ def test_a_case_that_fails_says_why_and_the_rest_goes_on(monkeypatch: pytest.Mon
             raise RuntimeError("\nno\nmore")
         return {"shape": built}
 
-    monkeypatch.setattr(models, "build", lambda model, tiny: model.name)
-    monkeypatch.setattr(models, "measured", measured)
+    replace_all(monkeypatch, models, build=lambda model, tiny: model.name, measured=measured)
     jobs = [(zoo.BY_NAME[name], case) for name in ("llama-1b", "gpt2") for case in (zoo.FORWARD, zoo.STATIC)]
     found = dict(models.results(jobs, given()))
     assert [x.get("shape") for x in found.values()] == ["llama-1b", None, "gpt2", None]
     assert found["gpt2, generate, static cache"]["failed"].startswith("RuntimeError: no (test_models.py:")
-    assert models.summary(found["gpt2, generate, static cache"]).startswith("FAILED: RuntimeError: no")
+    name = "gpt2, generate, static cache"
+    assert "FAILED: RuntimeError: no" in models.summary(name, found[name])
 
 
 def test_a_model_that_cannot_be_built_fails_in_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(model: Any, tiny: bool) -> Any:
-        raise MemoryError("out of it")
-
-    monkeypatch.setattr(models, "build", build)
+    monkeypatch.setattr(models, "build", Mock(side_effect=MemoryError("out of it")))
     found = dict(models.results([(zoo.BY_NAME["gpt2"], case) for case in (zoo.FORWARD, zoo.TRAIN)], given()))
     assert ["MemoryError: out of it" in x["failed"] for x in found.values()] == [True, True]
 
@@ -214,9 +194,7 @@ def test_a_model_that_cannot_be_built_fails_in_each_case(monkeypatch: pytest.Mon
 def test_nothing_runs_on_a_gpu_that_is_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(models, "build", lambda model, tiny: None)
-    monkeypatch.setattr(models, "measured", lambda *_: {})
-    monkeypatch.setattr(models, "lost", lambda: True)
+    replace_all(monkeypatch, models, build=lambda model, tiny: None, measured=lambda *_: {}, lost=lambda: True)
     assert len(list(models.results(zoo.listed()[:3], given()))) == 1
     assert "context is lost" in capsys.readouterr().err
 
@@ -236,17 +214,16 @@ def test_a_run_is_written_case_by_case(
     monkeypatch.setattr(models.background, "WORKERS", 99)
     assert models.main(["gpt2", "--out", str(tmp_path)]) == 130
     assert list(read_json(tmp_path / "3.9.0.json")["cases"]) == ["gpt2, forward"]
-    assert "1.000 of torch (0.990 to 1.010), errors 1.00e-03 and 1.00e-03, 30 products" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "gpt2, forward, tokens or images 4 x 512" in printed and "ratio 1.000, p20 to p80 0.990 to 1.010" in printed
 
 
 def test_words_choose_cases() -> None:
     def names(*arguments: str) -> list[str]:
         return [zoo.key(*job) for job in models.chosen(models.parse(list(arguments)))]
 
-    assert names("bert-base", "--case", "compiled", "training") == [
-        "bert-base, forward, compiled",
-        "bert-base, training step",
-    ]
+    chosen = names("bert-base", "--case", "compiled", "training")
+    assert chosen == ["bert-base, forward, compiled", "bert-base, training step"]
     assert len(names("--skip", "first", "static")) == len(names()) - 2 - 9
     assert names("llama-1b", "--tiny", "--case", "first", "training") == ["llama-1b, training step"]
 

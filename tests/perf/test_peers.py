@@ -29,9 +29,16 @@ class TunableOp:
     """torch.cuda.tunable of a GPU: tunes products of matrices in 16 bits, each once."""
 
     def __init__(self) -> None:
-        self.enabled, self.library = False, "cublas"
+        self.enabled = False
+        self.prepared = Mock()
+        self.set_cublaslt_requested_algo_count = self.prepared.count
+        self.set_filename, self.set_rotating_buffer_size = self.prepared.file, self.prepared.rotating
+        self.tuning_enable = self.prepared.tuning
         self.results: dict[str, str] = {}
-        self.module = Mock(enable=lambda on: setattr(self, "enabled", on), get_results=self.get_results)
+        self.library = "cublas"
+
+    def enable(self, on: bool) -> None:
+        self.enabled = on
 
     def get_results(self) -> tuple[tuple[str, str, str, float], ...]:
         return tuple(("GemmTunableOp_BFloat16_TN", name, found, 0.1) for name, found in self.results.items())
@@ -52,7 +59,7 @@ MM = torch.mm
 @pytest.fixture
 def tunable(monkeypatch: pytest.MonkeyPatch) -> TunableOp:
     made = TunableOp()
-    monkeypatch.setattr(torch.cuda, "tunable", made.module)
+    monkeypatch.setattr(torch.cuda, "tunable", made)
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", made.preferred_blas_library)
     monkeypatch.setattr(torch, "mm", made.mm)
     return made
@@ -85,9 +92,9 @@ def test_tuned_cublaslt_is_measured_apart_from_cublas(tunable: TunableOp, monkey
     assert found[TUNED]["time_ms"]["median"] == 1.0 and found[OURS]["ratio_to"][TUNED]["median"] == 1.0
     assert set(seen) == {(False, "cublas")}
     assert (tunable.enabled, tunable.library) == (False, "cublas")
-    tunable.module.set_rotating_buffer_size.assert_called_with(-1)
-    tunable.module.tuning_enable.assert_called_with(True)
-    assert Path(*tunable.module.set_filename.call_args.args).parent.is_dir(), "no file where the bench was started"
+    tunable.prepared.rotating.assert_called_once_with(-1)
+    tunable.prepared.tuning.assert_called_once_with(True)
+    assert Path(tunable.prepared.file.call_args[0][0]).parent.is_dir(), "no file where the bench was started"
     assert measure()[TUNED]["config"] == "Gemm_Cublaslt_id_0", "tuned before"
     assert len(tunable.results) == 1
 
@@ -175,7 +182,6 @@ def test_pages_show_peers_where_they_were_measured() -> None:
 
 def test_the_picture_shows_peers_where_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     legends: list[set[str]] = []
-
     monkeypatch.setattr(plots, "legend_below", lambda axes: legends.append({*axes.get_legend_handles_labels()[1]}))
     for peer in ({}, {TUNED: TIMED, INDUCTOR: ABSENT}):
         points = bench_tables.points([swept("tf32", peer), swept("ieee", {})])

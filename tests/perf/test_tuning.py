@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from perf.pages.results import Results
 from perf.tuning import __main__ as command
 from perf.tuning import rebuild, tables
 from perf.tuning.runs import DRAWN, LAYERS, MODELS, NUMBERS, ROWS, RUNS, TWICE, drawn, listed
+from tests.support.patches import replace_all
 from tests.support.report_records import SURROUNDINGS
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.gpus import named_device
@@ -50,7 +51,7 @@ SHIPPED_FROM = {
 }
 
 
-def test_what_is_drawn() -> None:
+def test_what_is_drawn_and_listed() -> None:
     problems = drawn(3)
     assert len(problems) == len(set(problems)) == sum(DRAWN.values()) == 200
     assert problems == drawn(3) and not set(problems).intersection(drawn(4))
@@ -61,9 +62,6 @@ def test_what_is_drawn() -> None:
     assert len(set(twice)) == TWICE and set(twice) <= set(problems)
     of_layers = RUNS["layers"].problems(3)
     assert len(set(of_layers)) == LAYERS and all(100 <= problem.M <= 1000 for problem in of_layers)
-
-
-def test_what_is_listed() -> None:
     assert len(listed(1)) == len(set(listed(1))) >= len(SUITES["llm"].shapes)
 
 
@@ -71,19 +69,18 @@ def report_of(problem: GemmProblem, times: tuple[float, float, float], *again: A
     """Of microseconds: the choice's, the winner's, the fastest's."""
     choice = select(problem, H200)
     outcome = "tuned" if times[1] < times[0] else "stays"
-    found = ShapeReport(problem, 1, outcome, choice, choice, *times, 0.001, 20, 10, 24, again=again, **more)
-    return found
+    return ShapeReport(problem, 1, outcome, choice, choice, *times, 0.001, 20, 10, 24, again=again, **more)
 
 
 def tuned(problems: list[GemmProblem]) -> list[ShapeReport]:
     """The fourth has nothing to be compared with, and there was no time for others."""
-    found = [
+    return [
         report_of(problems[0], (10.0, 8.0, 8.0), Again(True, 0.0), stored=True, torch_us=9.0),
         report_of(problems[1], (10.0, 10.0, 10.0), Again(False, 0.005), torch_us=8.0, torch_faster=True),
         report_of(problems[2], (10.0, 10.0, 9.9), Again(False, -0.02), failed=(("a kernel", "it is too large"),)),
+        *(replace(report_of(problem, (10.0, 10.0, 10.0)), timed=1) for problem in problems[3:4]),
+        *(ShapeReport(problem, 1, "no time") for problem in problems[4:]),
     ]
-    found += [replace(report_of(problem, (10.0, 10.0, 10.0)), timed=1) for problem in problems[3:4]]
-    return [*found, *(ShapeReport(problem, 1, "no time") for problem in problems[4:])]
 
 
 @pytest.fixture
@@ -98,9 +95,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "a user's")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(environment, "describe", lambda measured: SURROUNDINGS)
-    monkeypatch.setattr(command, "current_device_info", lambda: H200)
-    monkeypatch.setattr(command, "tune", tune)
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    replace_all(monkeypatch, command, tune=tune, RESULTS=tmp_path, current_device_info=lambda: H200)
     monkeypatch.setattr(command, "export_to", lambda path, bits: Path(path).write_text(bits))
     return given
 
@@ -117,12 +112,8 @@ def test_a_record_and_its_table(given: dict[str, Any], tmp_path: Path, capsys: p
     assert record["products"][2]["failed"] == [["a kernel", "it is too large"]]
     cells = tables.row(record)
     assert cells["GEMMs"] == "5 drawn in all regimes, each tuned twice, 3 of them compared"
-    lost = (1.25 * 10 / 9.9) ** (1 / 3) - 1
-    assert tuple(cells[f"regret, {of}"] for of in ("mean", "median", "worst")) == (
-        f"{100 * lost:.1f} %",
-        "1.0 %",
-        "25.0 %",
-    )
+    lost = f"{100 * ((1.25 * 10 / 9.9) ** (1 / 3) - 1):.1f} %"
+    assert [cells[f"regret, {of}"] for of in ("mean", "median", "worst")] == [lost, "1.0 %", "25.0 %"]
     assert (cells["GEMMs over 10 %"], cells["regret after"], cells["stored"]) == (1, "0.3 %", 1)
     assert (cells["same winner again"], cells["again within 1 %"]) == ("33 %", "67 %")
     assert cells["candidates, timed"] == "20, 10"
@@ -139,7 +130,6 @@ def test_several_runs(given: dict[str, Any], tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "made-up-gpu/tuning/3.6.0").iterdir()}
     assert names == {"listed.json", "unseen-1.json"}
     assert (given["bits"], given["repeat"], given["budget"]) == ("any", 1, 7)
-    assert not logging.getLogger("triton_gemm.tuning").handlers, "its lines go to no stream of another command"
 
 
 def test_a_gpu_that_is_treated_as_an_older_one(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +137,8 @@ def test_a_gpu_that_is_treated_as_an_older_one(given: dict[str, Any], monkeypatc
     assert command.main(["unseen", "--limit", "3"]) == 0
     (record,) = tables.committed(command.RESULTS)
     assert tables.path_of(Path(), record).name == "unseen-1-sm_80.json"
-    part = record | {
-        "capability": record["environment"]["capability"],
-        "weights": ["8x16", "8x32"],
-        "run": "a",
-        "seed": None,
-    }
-    assert tables.path_of(Path(), part).name == "a-8x16-8x32.json"
+    part = record | {"capability": record["environment"]["capability"], "weights": ["8x16", "8x32"]}
+    assert tables.path_of(Path(), part | {"run": "a", "seed": None}).name == "a-8x16-8x32.json"
     assert tables.row(record)["GEMMs"] == "3 drawn in all regimes, as sm_80"
 
 
@@ -195,20 +180,12 @@ def test_everything_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """All candidates are handed to the compiler before the first is waited for."""
     order: list[str] = []
 
-    class Gpu:
-        left = 2  # looks before all is compiled
-
-        def prepare(self, problem: GemmProblem, selections: Any) -> None:
-            order.append(f"{problem.M} {len(selections)}")
-
-        def ready(self, *_: Any) -> bool:
-            return self.left == 0
-
-        def pause(self, seconds: float) -> None:
-            self.left -= 1
-            order.append("wait")
-
-    monkeypatch.setattr(compile_ahead, "measuring", lambda *_: nullcontext(Gpu()))
+    gpu = SimpleNamespace(
+        prepare=lambda problem, selections: order.append(f"{problem.M} {len(selections)}"),
+        ready=lambda *_: order.count("wait") == 2,
+        pause=lambda seconds: order.append("wait"),
+    )
+    monkeypatch.setattr(compile_ahead, "measuring", lambda *_: nullcontext(gpu))
     offered = {problem: candidates(problem, H200, select(problem, H200), "any") for problem in drawn(3)[:2]}
     compile_ahead.compile_ahead(offered)
     prepared = [f"{problem.M} {len(selections)}" for problem, selections in offered.items()]
@@ -294,24 +271,23 @@ def test_what_tables_had_is_measured(given: dict[str, Any], monkeypatch: pytest.
 def test_a_table_is_rebuilt_from_a_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (problem,) = drawn(5)[:1]
+    problem = drawn(5)[0]
     choice, *others = candidates(problem, H200, select(problem, H200), "same")
     report = replace(report_of(problem, (10.0, 8.0, 8.0)), choice=choice, selection=others[0], noise=0.01)
     report = replace(report, times=((8.0, named(others[0])), (10.0, named(choice))))
     monkeypatch.setattr(environment, "describe", lambda _: SURROUNDINGS | {"gpu": H200.name, "date": "2026-11-26"})
     record = command.record_of(RUNS["unseen"], 5, TuningReport((report,), H200.name, "same", "graph", 1, 1.0))
-    source, out = tmp_path / "record.json", tmp_path / "table.json"
+    product, source, out = record["products"][0], tmp_path / "record.json", tmp_path / "table.json"
     source.write_text(json.dumps(record))
     monkeypatch.setattr(rebuild, "TRITON", "3.6")
     assert command.main(["--rebuild", str(source), "--table", str(out)]) == 0
     (entry,) = rebuild.table_of(record).entries.values()
     assert (entry.algorithm, entry.us, entry.default_us) == (others[0].algorithm, 8.0, 10.0)
     assert "1 entries" in capsys.readouterr().out and named(choice) in out.read_text()
-    left = record | {"products": [record["products"][0] | {"fastest_us": 9.0}]}
+    changes: list[dict[str, Any]] = [{"fastest_us": 9.0}, {"noise": 0.3}, {"times": []}]
+    left, noisy, untimed = (record | {"products": [product | change]} for change in changes)
     assert not rebuild.table_of(left).entries, "a time of another clock than the final's"
-    noisy = record | {"products": [record["products"][0] | {"noise": 0.3}]}
     assert not rebuild.table_of(noisy).entries, "a gain within noise"
-    untimed = record | {"products": [record["products"][0] | {"times": []}]}
     assert [len(rebuild.table_of(record, later).entries) for later in (untimed, noisy)] == [1, 0]
     monkeypatch.setattr(rebuild, "TRITON", "3.8")
     assert command.main(["--rebuild", str(source), "--table", str(out)]) == 2

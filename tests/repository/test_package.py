@@ -255,9 +255,7 @@ def test_the_tests_are_collected_in_the_sdist(interpret: str, sdist: Path) -> No
     assert re.search(r"^\d+(/\d+)? tests collected", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "module", ["perf.bench.__main__", "perf.calibrate.__main__", "perf.report", "examples.bench_gpt"]
-)
+@pytest.mark.parametrize("module", ["perf.bench.__main__", "perf.report", "examples.bench_gpt"])
 def test_without_rich_an_import_raises_and_a_command_ends_with_a_sentence(module: str) -> None:
     """SystemExit from an import would end pytest and not only the test."""
     code = f"""

@@ -7,9 +7,10 @@ Why: a warp's 32 lanes have 32 rows of A, which lie K elements apart. So every l
     wavefront for each word in the same bank: 32, as K is a multiple of 32 here.
 Predicts: a step of K takes a warp 33 wavefronts: 32 to load A, and one for B's element. An SM's L1 does one a clock:
     132 SMs x 1.7 GHz x 32 FMA / 33 wavefronts = 0.22 T FMA/s = 0.4 TFLOPS, under 1 % of cuBLAS.
-Came out: higher. A thread has two rows, so one load of B serves two FMAs: 65 wavefronts for a
-    warp's 64 FMAs. And the clock stays at 1.98 GHz, which makes 0.51 TFLOPS. That holds where K is a multiple of 32, so
-    that all words of a load lie in one of L1's 32 banks. At 1400 and 3000 they lie in four, and k01 is faster.
+Came out: higher. A thread has two rows, so one load of B serves two FMAs: 65 wavefronts for 64 FMAs of a warp, two of
+    each lane. And the clock stays at 1.98 GHz, which makes 0.51 TFLOPS. That holds where K is a multiple of 32, so that
+    all words of a load lie in one of L1's 32 banks. At 1400 and 3000 they lie in four: wavefronts would allow 1.97
+    TFLOPS. k01 has 0.75 to 0.99 there, and what limits it was not counted.
 Requires: fp32; any strides.
 Tuning: nothing: one configuration, and no `triton.autotune`.
 Bound by: the L1 cache's wavefronts (`l1tex__data_pipe`), not by memory and not by arithmetic.

@@ -12,8 +12,8 @@ Came out: half the gain at 4096^3. What is left of a tile's ends was not measure
     one for an SM: no next tile is there to load early.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only in multiples of 16 elements, as k08.
 Tuning: k08's tiles. C now passes through shared memory next to the ring: half a tile of 128 x 256 at a time in 16 bits,
-    and all of it in fp32. Room is kept for whole tiles, so 128 x 256 x 64 has three stages at most. GROUP_M orders the
-    tiles that a program computes one after another, and no longer the launches.
+    and all of it in fp32. Room is kept for whole tiles, so 128 x 256 x 64 has three stages at most. GROUP_M no longer
+    orders launches. It still says which 132 tiles are computed at once.
 Bound by: tensor cores most of the time. The rest is `cp.async`, as in k08, and registers: addresses and predicates of
     two nested loops stay live.
 Next: k10 lets the TMA unit compute addresses.

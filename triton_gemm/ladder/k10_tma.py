@@ -13,8 +13,9 @@ Requires: fp16 or bf16, sm_90 or newer; every operand with one unit stride, the 
 Tuning: the number of warps. 4 can hold a tile of 128 x 128, 128 accumulators a thread, because TMA leaves them the
     registers of the addresses. 8 divide it, and one warpgroup may multiply while the other waits. The tile of C takes
     shared memory, which the ring then lacks.
-Bound by: tensor cores most of the time. The rest is one instruction stream: the warps that wait for tiles, issue copies
-    and store C are those that feed `wgmma`.
+Bound by: tensor cores most of the time. The rest was thought to be one instruction stream: the warps that wait for
+    tiles, issue copies and store C are those that feed `wgmma`. k11 takes the copies off them, and its tensor cores are
+    no busier. In the last wave they are idle for 3 % of the time; what else idles them is not known.
 Next: k11 gives the loads a warp of their own.
 """
 

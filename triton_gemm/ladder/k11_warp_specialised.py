@@ -4,22 +4,28 @@ Changes: against k10, the kernel says which warps do what, and not Triton's comp
     lower-level language. One warp, the load partition, fills a ring of tiles by TMA. Two warpgroups, the mma partition,
     multiply them by asynchronous `wgmma`, one always in flight. Barriers (`mbarrier`), full and empty, pass the ring's
     slots between them.
-Why: in k10 the same warps issue copies, wait for them, feed the tensor cores and store C, so each wait leaves a tensor
-    core idle. Here the loads of the next tile are in flight while the accumulators of this one are stored. Registers
-    are divided by need: 24 a thread for the load partition, 240 for an mma partition of eight warps. (168, in tables of
-    registers, is what each of the 384 threads has at the launch, before they are divided: the load partition is given
-    four warps, of which one works.)
+Why: k09 and k10 already load the next tile's first k-tiles while C is stored, and k10's store runs by itself. But the
+    warps that issue the copies are those that feed the tensor cores: they fill a slot when they come round to it. As
+    compiled for k10 they meet at a barrier four times for each k-tile. Here a warp of its own fills each slot as soon
+    as it is free, and those that multiply meet once. Registers are divided by need: 24 a thread for the load partition,
+    240 for an mma partition of eight warps. (168, in tables of registers, is what each of the 384 threads has at the
+    launch, before they are divided: the load partition is given four warps, of which one works.)
 Predicts: loads hide the epilogue's stores, and no issue slots are lost between `wgmma`s: 1.05 times k10, 1.00 of
     cuBLAS.
-Came out: lower. The counters say that k10's tensor cores are as busy already, so what k11 takes away did not bind k10:
-    the issue slots and the stores. At 1024^3 it gives more than predicted.
+Came out: lower. The counters say that k10's tensor cores are as busy already, so the copies and issue slots that k11
+    spares k10's warps did not bind it. And k10 hides the stores, too. At 1024^3 it gives more than predicted, though an
+    SM has one tile there and no next one. The tile of 64 x 128 gains: at 4096^3, too, the H200's tuner timed it at 427
+    TFLOPS in k10, with four slots, and at 572 to 587 here, with six. What slots and roles give each was not measured.
 Requires: fp16 or bf16, sm_90 (`wgmma`); operands as k10.
 Tuning: the depth of the ring against the tile. Three slots of 128 x 256 and a tile of C fill shared memory. (`matmul`'s
     kernel stores C in pieces of 64 columns, and has room for four.) Smaller tiles have more: five of 128 x 128 and six
     of 64 x 128, where six and eight would fit. The load partition runs that far ahead. num_warps counts the mma
     partition's warps, each of which needs 16 rows of the tile.
-Bound by: power, as cuBLAS is, and the last wave. Traffic from L2 does not bind. If it did, tiles of 64 x 128 would be
-    half as fast, as they read twice as much for each FLOP. They are faster than that.
+Bound by: power, as cuBLAS is, which lowers the clock. Of the clocks that pass tensor cores are idle for 11 %: 3 of
+    these are the last wave's, and what the others are is not known, as in k10. The barrier of the counters is no
+    `mbarrier`: the three warps without work stand at one, and the mma warps meet at one for each k-tile, while `wgmma`
+    runs. Which wait longer was not counted. Traffic from L2 does not bind. If it did, tiles of 64 x 128 would be half
+    as fast, as they read twice as much for each FLOP. They are faster than that.
 Next: beyond the ladder: a tile chosen by shape, split-K where the last wave is not full, larger tiles.
 
 The roles and barriers are those of CUTLASS's cooperative kernel and of Gluon's tutorials on warp specialisation.
