@@ -432,18 +432,10 @@ def work(number: int, minutes: float, journal: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=min(16, os.cpu_count() or 1),
-        help="processes that share the GPU, and compile most of the time; by default as many as cores, 16 at most",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=int(time.time()) % 100_000,
-        help="of the products that are drawn; by default the clock's",
-    )
+    jobs, clock = min(16, os.cpu_count() or 1), int(time.time()) % 100_000
+    why = "processes that share the GPU, and compile most of the time; by default as many as cores, 16 at most"
+    parser.add_argument("--jobs", type=int, default=jobs, help=why)
+    parser.add_argument("--seed", type=int, default=clock, help="of what is drawn; by default the clock's")
     parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.journal is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from math import exp
@@ -13,15 +12,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import triton_gemm
 from tests.support import table_fakes
+from tests.support.command_line import document, words_of
 from tests.support.lab_fakes import FakeLab
 from triton_gemm import calibration
 from triton_gemm.calibration import figures, fit, measuring, probes, session
 from triton_gemm.calibration.report import CalibrationReport, Progress
-from triton_gemm.cli.app import app
 from triton_gemm.hardware import device
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.hardware.device_model import DeviceModel, model_of, model_without_calibration
@@ -56,6 +54,10 @@ def planted(start: DeviceModel) -> DeviceModel:
         if "products" in place:
             factors[place] = 0.7
     return DeviceModel(**figures.with_values(entry, {at: x * figures.value_at(entry, at) for at, x in factors.items()}))
+
+
+def slower(info: DeviceInfo = OTHER) -> DeviceModel:
+    return planted(model_without_calibration(info))
 
 
 def test_what_a_data_sheet_says_is_not_fitted() -> None:
@@ -98,9 +100,6 @@ def calibrated(lab: Lab, budget: float = 20.0, **how: Any) -> CalibrationReport:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few products, for what does not depend on how many."""
     monkeypatch.setattr(probes, "SHAPES", probes.SHAPES[:12])
-
-
-# --- What is timed, and the fit ---
 
 
 def regret_of(model: DeviceModel, true: DeviceModel, info: DeviceInfo, count: int = 8) -> float:
@@ -154,16 +153,13 @@ def test_what_is_not_measured_changes_with_what_is_like_it() -> None:
 
 
 def test_a_short_budget_times_the_first_products_and_is_kept_to() -> None:
-    true = planted(model_without_calibration(OTHER))
+    true = slower()
     reports = [calibrated(Lab(OTHER, true), budget, keep=False) for budget in (4.0, 7.0)]
     assert reports[0].shapes < reports[1].shapes and all(report.seconds <= report.budget for report in reports)
     assert [report.outcome for report in reports] == ["not kept", "not kept"]
     few_ones = calibrated(Lab(OTHER, true), 1.0)
-    assert (
-        few_ones.outcome == "refused"
-        and "larger budget" in few_ones.why
-        and model_of(OTHER).source.startswith("scaled")
-    )
+    assert few_ones.outcome == "refused" and "larger budget" in few_ones.why
+    assert model_of(OTHER).source.startswith("scaled")
 
 
 @pytest.mark.usefixtures("few")
@@ -182,7 +178,7 @@ def test_products_are_timed_as_soon_as_they_are_compiled(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("few")
 def test_what_fails_is_left_out_and_reported() -> None:
-    true = planted(model_without_calibration(OTHER))
+    true = slower()
     tile = "128x256x64"
 
     def broken(selection: Selection) -> str | None:
@@ -196,16 +192,11 @@ def test_what_fails_is_left_out_and_reported() -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_lost_gpu_keeps_nothing(models: Path) -> None:
+def test_a_lost_or_throttled_gpu_keeps_nothing(models: Path) -> None:
     with pytest.raises(DeviceLostError):
         lost = Mock(side_effect=DeviceLostError("it runs for more than 10 s"))
         calibrated(Lab(OTHER, model_without_calibration(OTHER), broken=lost))
-    assert not models.exists()
-
-
-@pytest.mark.usefixtures("few")
-def test_nothing_is_fitted_to_a_throttled_gpu(models: Path) -> None:
-    lab = Lab(OTHER, planted(model_without_calibration(OTHER)))
+    lab = Lab(OTHER, slower())
     lab.slowed = lambda now: ("too hot",)
     report = calibrated(lab)
     assert report.outcome == "refused" and "too hot" in report.why and not models.exists()
@@ -213,60 +204,44 @@ def test_nothing_is_fitted_to_a_throttled_gpu(models: Path) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_what_was_timed_while_the_gpu_was_shared_is_timed_again() -> None:
-    lab = Lab(OTHER, planted(model_without_calibration(OTHER)))
+    lab = Lab(OTHER, slower())
     lab.kernels.slow = lambda now: 1.5 if 2.0 < now < 4.0 else 1.0
     report = calibrated(lab)
     assert report.outcome == "kept" and report.shapes > 8 and report.repeated > 0
     assert len(lab.benches) == 12 + report.repeated
 
 
-@pytest.mark.usefixtures("few")
-def test_a_model_that_is_no_better_is_not_kept(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    same = fit.Score(0.1, 0.1, 0.1)
-    monkeypatch.setattr(session, "fit", lambda _, start, width: fit.Fitted(start, same, same))
-    report = calibrated(Lab(OTHER, planted(model_without_calibration(OTHER))))
-    assert report.outcome == "unchanged" and report.path is None and not models.exists()
+SAME = fit.Score(0.1, 0.1, 0.03)
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("shipped", [False, True])
-def test_picks_must_be_faster_than_a_shipped_model_s(
-    shipped: bool, models: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("shipped", "after", "kept"),
+    [(False, SAME, False), (False, fit.Score(0.09, 0.09, 0.031), True), (True, fit.Score(0.09, 0.09, 0.031), False)],
+    ids=["no better", "better than a scaled one", "no faster picks than a shipped one's"],
+)
+def test_a_model_that_is_no_better_is_not_kept(
+    shipped: bool, after: fit.Score, kept: bool, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = model_without_calibration(OTHER)
     monkeypatch.setattr(session, "measured", lambda: {"made up": start} if shipped else {})
-    before, after = fit.Score(0.1, 0.1, 0.03), fit.Score(0.09, 0.09, 0.031)
-    monkeypatch.setattr(session, "fit", lambda _, start, width: fit.Fitted(start, before, after))
-    report = calibrated(Lab(OTHER, planted(start)))
-    assert (report.outcome == "unchanged" and "no faster" in report.why) if shipped else report.outcome == "kept"
-    assert models.exists() != shipped
+    monkeypatch.setattr(session, "fit", lambda _, start, width: fit.Fitted(start, SAME, after))
+    report = calibrated(Lab(OTHER, slower()))
+    assert report.outcome == ("kept" if kept else "unchanged") and (report.path is not None) == models.exists() == kept
+    assert ("no faster" in report.why) == shipped
 
 
 def test_a_fit_is_judged_by_what_it_has_not_seen() -> None:
     """Times that follow no model are fitted better than they are predicted."""
     start, random = model_without_calibration(OTHER), Random(1)
-    timed = [
-        fit.Timed(
-            probe.problem,
-            {
-                one: predicted(probe.problem, one, start) * exp(random.gauss(0, 0.3))
-                for one in probe.candidates.values()
-            },
-        )
-        for probe in probes.probes(OTHER)[:16]
-    ]
+    timed = []
+    for probe in probes.probes(OTHER)[:16]:
+        us = {
+            one: predicted(probe.problem, one, start) * exp(random.gauss(0, 0.3)) for one in probe.candidates.values()
+        }
+        timed.append(fit.Timed(probe.problem, us))
     found, data = fit.fit(timed, start), fit.Data(timed)
     assert data.score(data.errors(found.model)).misfit < 0.95 * found.after.misfit
-
-
-# --- The file ---
-
-
-def slower(info: DeviceInfo = OTHER) -> DeviceModel:
-    return planted(model_without_calibration(info))
-
-
-# --- Older GPUs on newer ones ---
 
 
 def test_a_gpu_is_treated_as_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +254,6 @@ def test_a_gpu_is_treated_as_an_older_one(monkeypatch: pytest.MonkeyPatch) -> No
             assert device.treated_as((9, 0)) == (9, 0)
 
 
-# --- The function and the command ---
-
-
 def test_a_wrong_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="budget must be a positive number"):
         triton_gemm.calibrate(0)
@@ -290,33 +262,22 @@ def test_a_wrong_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         triton_gemm.calibrate()
 
 
-def run_command(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, result.stdout
-
-
 def test_the_command_reports_and_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls: list[Any] = []
     report = CalibrationReport("kept", "a GPU", "scaled from b", 30.0, 29.0, path=tmp_path, shapes=3, timed=9)
-
-    def calibrate(budget: float, **how: Any) -> CalibrationReport:
-        calls.append((budget, how))
-        return report
-
+    calibrate = Mock(side_effect=lambda *_, **__: report)
     monkeypatch.setattr(calibration, "calibrate", calibrate)
-    code, out = run_command("calibrate", "--budget", "30s", "--json")
-    assert code == 0 and json.loads(out)["outcome"] == "kept" and json.loads(out)["error_before"] is None
-    assert calls == [(30.0, {"keep": True, "progress": None, "device": None})]
-    code, out = run_command("calibrate", "--dry-run", "--device", "cuda:0")
-    assert code == 0 and "9 candidates of 3 GEMMs" in out and calls[-1][1]["keep"] is False
+    found = document("calibrate", "--budget", "30s")
+    assert found["outcome"] == "kept" and found["error_before"] is None
+    calibrate.assert_called_once_with(30.0, keep=True, progress=None, device=None)
+    assert "9 candidates of 3 GEMMs" in words_of("calibrate", "--dry-run", "--device", "cuda:0")
+    assert calibrate.call_args.kwargs["keep"] is False
     report = replace(report, outcome="not kept")
-    assert run_command("calibrate", "--dry-run")[0] == 0 and run_command("calibrate")[0] == 1
+    words_of("calibrate", "--dry-run"), words_of("calibrate", code=1)
     report = replace(report, outcome="refused", why="the GPU is too hot")
-    code, out = run_command("calibrate", "--dry-run")
-    assert code == 1 and "refused: the GPU is too hot" in out
-    assert run_command("calibrate", "--budget", "none")[0] == 2
+    assert "refused: the GPU is too hot" in words_of("calibrate", "--dry-run", code=1)
+    words_of("calibrate", "--budget", "none", code=2)
     report = replace(report, outcome="unchanged")
-    assert run_command("calibrate")[0] == 0
+    words_of("calibrate")
 
 
 def test_where_the_models_choice_fails_others_are_compared_with_the_next() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -19,10 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triton_gemm
-from tests.calibration.test_calibration import H200, OTHER, Lab, calibrated, run_command, slower
+from tests.calibration.test_calibration import H200, OTHER, Lab, calibrated, slower
 from tests.calibration.test_calibration import few as few
 from tests.calibration.test_calibration import models as models
 from tests.support import table_fakes
+from tests.support.command_line import call, document, words_of
+from tests.support.processes import forked
+from tests.tables.test_faults import JSON
 from triton_gemm import tables
 from triton_gemm.calibration import figures, kept
 from triton_gemm.cli import output
@@ -124,8 +126,7 @@ def test_the_doctor_says_which_model_it_is(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def file_of(info: DeviceInfo = OTHER) -> Path:
-    path = kept.store(slower(info), info)
-    return path
+    return kept.store(slower(info), info)
 
 
 def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -197,15 +198,8 @@ def test_a_model_of_other_figures_is_left_and_not_used(what: str, caplog: pytest
     assert "calibrate again" in caplog.text and "not used" in caplog.text
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(),
-    lambda x: st.lists(x) | st.dictionaries(st.text(), x),
-    max_leaves=8,
-)
-
-
 @settings(max_examples=40)
-@given(st.binary(max_size=300) | VALUES.map(lambda x: json.dumps(x).encode()))
+@given(st.binary(max_size=300) | JSON.map(lambda x: json.dumps(x).encode()))
 def test_nothing_in_a_file_raises(text: bytes) -> None:
     assert kept.parse(text).kept is None
 
@@ -220,8 +214,7 @@ def test_a_kill_while_saving_loses_nothing(where: str) -> None:
         setattr(os, where, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         kept.store(model_without_calibration(OTHER), OTHER)
 
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
+    process = forked(work)
     process.join()
     assert process.exitcode == -signal.SIGKILL and path.read_bytes() == before
     kept.reload()
@@ -231,7 +224,7 @@ def test_a_kill_while_saving_loses_nothing(where: str) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+def test_a_folder_that_cannot_be_written_to(monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", os.devnull)
     report = calibrated(Lab(OTHER, slower()))
     assert report.outcome == "not kept" and report.path is None and "no model is kept" in caplog.text
@@ -248,14 +241,13 @@ def test_where_there_is_none_nvml_is_not_asked(monkeypatch: pytest.MonkeyPatch) 
 
 def test_cache_lists_and_clears_models() -> None:
     path = file_of()
-    assert [x["file"] for x in json.loads(run_command("cache", "ls", "--json")[1])["models"]] == [str(path)]
-    assert "calibrated 20" in run_command("cache", "ls")[1]
-    assert run_command("cache", "clear", "--yes")[1] == "deleted 0 tables\n" and path.exists()
-    assert run_command("cache", "clear", "--models", "--json")[0] == 2
-    assert run_command("cache", "clear", "--models", "--yes")[1] == "deleted 1 model\n" and not path.exists()
-    edited_path = file_of()
-    edited(edited_path, UNLIKE["zero"])
-    assert "not used" in run_command("cache", "ls")[1]
+    assert [x["file"] for x in document("cache", "ls")["models"]] == [str(path)]
+    assert "calibrated 20" in words_of("cache", "ls")
+    assert words_of("cache", "clear", "--yes") == "deleted 0 tables" and path.exists()
+    document("cache", "clear", "--models", code=2)
+    assert words_of("cache", "clear", "--models", "--yes") == "deleted 1 model" and not path.exists()
+    edited(file_of(), UNLIKE["zero"])
+    assert "not used" in words_of("cache", "ls")
 
 
 @pytest.mark.parametrize("devices", [(), (OTHER,)], ids=["no GPU", "a GPU"])
@@ -264,13 +256,8 @@ def test_models_that_are_set_aside_are_named(devices: tuple[DeviceInfo, ...]) ->
     edited(path, lambda found: found.update(format=2))
     aside = path.with_name(f"{path.name}.future-format.1")
     assert device_model.origin(OTHER) == "derived" and aside.exists()
-    assert json.loads(run_command("cache", "ls", "--json")[1])["set_aside"] == [str(aside)]
-    assert f"quarantined: {aside}" in run_command("cache", "ls")[1].replace("\n", "")
+    assert tables.set_aside() == [] and not any("models" in str(file) for _, file, _ in tables.listed())
+    assert document("cache", "ls")["set_aside"] == [str(aside)]
+    assert f"quarantined: {aside}" in call("cache", "ls").output.replace("\n", "")
     ((status, _, advice),) = (one for one in storage.stored(devices) if aside.name in one[1])
     assert status == "note" and "move" in advice
-
-
-def test_tables_do_not_take_models_for_tables() -> None:
-    file_of()
-    assert tables.listed() == [] or all("models" not in str(path) for _, path, _ in tables.listed())
-    assert tables.set_aside() == [] and files.names(kept.folder() or Path(), "")

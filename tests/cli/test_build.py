@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.support import fake_cxx, table_fakes
+from tests.support.command_line import document, words_of
 from triton_gemm import compat
-from triton_gemm.cli.app import app
 from triton_gemm.runtime import native_build, native_file
 
 
@@ -28,17 +26,11 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fake_cxx.Compil
     return made
 
 
-def call(*arguments: object, code: int = 0, stdin: str | None = None) -> str:
-    done = CliRunner().invoke(app, [str(x) for x in arguments], input=stdin, prog_name="triton-gemm")
-    assert done.exit_code == code, done.output
-    return done.output
-
-
 def test_it_says_where_the_extension_is(compiler: fake_cxx.Compiler, tmp_path: Path) -> None:
-    own = call("build").strip()
+    own = words_of("build")
     assert Path(own).parent == native_file.folder() and native_file.usable(Path(own))
-    assert json.loads(call("build", "--json")) == {"file": own} and compiler.links() == 1
-    given = call("build", "--into", tmp_path / "image").strip()
+    assert document("build") == {"file": own} and compiler.links() == 1
+    given = words_of("build", "--into", tmp_path / "image")
     assert given == str(tmp_path / "image" / "triton_gemm_native.so") and native_file.usable(Path(given))
     assert [x.name for x in (tmp_path / "image").iterdir()] == ["triton_gemm_native.so"], "and nothing else is there"
 
@@ -47,7 +39,6 @@ def test_it_says_where_the_extension_is(compiler: fake_cxx.Compiler, tmp_path: P
     ("variable", "value", "words"),
     [
         ("CXX", "false", "false failed, with status 1"),
-        ("CXX", "g++ 'x", "No closing quotation"),
         ("CXX", "nowhere -O1", "CXX is 'nowhere -O1', and there is no such command"),
         ("TRITON_GEMM_NATIVE", "/image.so", "TRITON_GEMM_NATIVE is /image.so, so what is built in the cache folder"),
         ("XDG_CACHE_HOME", "/dev/null", "Not a directory"),
@@ -58,27 +49,27 @@ def test_it_says_why_it_cannot_be_built(
 ) -> None:
     monkeypatch.setattr(native_file, "setting", native_file.setting.__wrapped__)  # not kept for later tests
     monkeypatch.setenv(variable, value)
-    assert words in call("build", code=1)
-    assert words in json.loads(call("build", "--json", code=1).splitlines()[0])["error"]
+    assert words in words_of("build", code=1)
+    assert words in document("build", code=1)["error"]
 
 
 def test_what_cannot_be_loaded_is_no_extension(compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_build.checked, "__defaults__", (None, compat.import_native))
-    assert f"{native_file.NAME}-" in call("build", code=1) and compiler.links() == 1
+    assert f"{native_file.NAME}-" in words_of("build", code=1) and compiler.links() == 1
 
 
 def test_a_folder_that_others_may_write_is_refused(compiler: fake_cxx.Compiler, tmp_path: Path) -> None:
     (tmp_path / "image").mkdir()
     (tmp_path / "image").chmod(0o777)
-    assert "others may write to" in call("build", "--into", tmp_path / "image", code=1) and not compiler.calls()
+    assert "others may write to" in words_of("build", "--into", tmp_path / "image", code=1) and not compiler.calls()
 
 
 def test_clear_deletes_extensions(compiler: fake_cxx.Compiler) -> None:
-    file = Path(call("build").strip())
-    assert f"Delete 0 tables and 1 built extension in {file.parent}?" in call("cache", "clear", code=1, stdin="n\n")
-    assert "deleted 0 models" in call("cache", "clear", "--models") and file.exists()
-    assert "deleted 0 tables and 1 built extension" in call("cache", "clear", stdin="y\n") and not file.exists()
-    assert json.loads(call("cache", "clear", "--json"))["extensions"] == 0
+    file = Path(words_of("build"))
+    assert f"Delete 0 tables and 1 built extension in {file.parent}?" in words_of("cache", "clear", code=1, stdin="n\n")
+    assert "deleted 0 models" in words_of("cache", "clear", "--models") and file.exists()
+    assert "deleted 0 tables and 1 built extension" in words_of("cache", "clear", stdin="y\n") and not file.exists()
+    assert document("cache", "clear")["extensions"] == 0
 
 
 def test_warmup_builds_it(compiler: fake_cxx.Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +81,9 @@ def test_warmup_builds_it(compiler: fake_cxx.Compiler, tmp_path: Path, monkeypat
     monkeypatch.delenv("TRITON_GEMM_NATIVE")
     native_file.setting.cache_clear()
     command = ("warmup", "--shapes", "1x2x3", "--device", "h200")
-    assert "launches repeated calls: built" in call(*command) and compiler.links() == 1
-    assert json.loads(call(*command, "--json"))["extension"] is None
+    assert "launches repeated calls: built" in words_of(*command) and compiler.links() == 1
+    assert document(*command)["extension"] is None
     shutil.rmtree(tmp_path / "cache")
     monkeypatch.setenv("CXX", "false")
-    assert "launches repeated calls: false failed" in call(*command)
+    assert "launches repeated calls: false failed" in words_of(*command)
     native_file.setting.cache_clear()

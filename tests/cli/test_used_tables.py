@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import H200, document, words_of
+from tests.cli.test_warmup_kit import forget, use
+from tests.support.command_line import document, words_of
 from tests.support.table_fakes import problem_of
 from triton_gemm import compat, tables
+from triton_gemm.hardware.gpus import named_device
 from triton_gemm.reporting import storage
-from triton_gemm.runtime import kit, kits, native_build, native_file, policies, precompile
-from triton_gemm.selection import generation
+from triton_gemm.runtime import kit, kits, native_build, policies, precompile
 from triton_gemm.tables import files
+
+H200 = named_device("h200")
 
 
 @pytest.fixture
@@ -34,21 +37,9 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> files.Table:
 
 @pytest.fixture(autouse=True)
 def with_the_package_s_kit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    use_kit("1", monkeypatch)
+    use("1", monkeypatch)
     yield
-    forget()  # or later tests would find what these have read
-
-
-def use_kit(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_GEMM_KIT", value)
-    forget()
-
-
-def forget() -> None:
-    tables.reload()
-    kits.used.cache_clear()
-    native_file.setting.cache_clear()
-    generation.advance_models()
+    tables.reload(), forget()  # or later tests would find what these have read
 
 
 def test_what_is_used_is_what_calls_run(shipped: files.Table) -> None:
@@ -70,7 +61,7 @@ def test_an_older_triton_uses_what_a_kit_has(shipped: files.Table, monkeypatch: 
     assert f"{used} used here, though it is of Triton 3.9" in words_of("cache", "verify", "--device", "h200")
     (found,) = [text for _, text, *_ in storage.stored((H200,)) if "6016bit" in text]
     assert "used where a kit has its kernels" in found
-    use_kit("0", monkeypatch)
+    tables.reload(), use("0", monkeypatch)
     assert not any(x["used"] for x in document("cache", "show", "--device", "h200")["entries"])
     assert "not used here: it is of Triton 3.9" in words_of("cache", "verify", "--device", "h200")
     assert "are not used" in next(text for _, text, *_ in storage.stored((H200,)))

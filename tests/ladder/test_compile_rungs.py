@@ -26,6 +26,17 @@ def arch(capability: Capability) -> str:
     return "sm_{}{}".format(*capability)
 
 
+def every_config(*rungs: Rung) -> pytest.MarkDecorator:
+    """Each legal configuration of these rungs on each GPU that they claim."""
+    cases = [
+        pytest.param(rung, capability, config, id=f"{rung.id}-{arch(capability)}-{config}".replace(" ", "-"))
+        for rung in rungs
+        for capability in rung.capabilities
+        for config in rung.legal_configs(device_of_capability(capability), rung.dtypes[0])
+    ]
+    return pytest.mark.parametrize(("rung", "capability", "config"), cases)
+
+
 def default(rung: Rung, capability: Capability, **circumstances: bool) -> GemmConfig:
     return rung.legal_configs(device_of_capability(capability), rung.dtypes[0], **circumstances)[0]
 
@@ -92,23 +103,13 @@ def known_spills(rung: Rung, capability: Capability, config: GemmConfig) -> int:
 
 
 @pytest.mark.few(shows=lambda rung, capability, config: {rung.id, capability, (rung.id, config.num_warps)})
-@pytest.mark.parametrize(
-    ("rung", "capability", "config"),
-    [
-        pytest.param(rung, capability, config, id=f"{rung.id}-{arch(capability)}-{config}".replace(" ", "-"))
-        for rung in LADDER
-        for capability in rung.capabilities
-        for config in rung.legal_configs(device_of_capability(capability), rung.dtypes[0])
-    ],
-)
+@every_config(*LADDER)
 def test_every_config(rung: Rung, capability: Capability, config: GemmConfig) -> None:
     of_k07 = known_spills(rung, capability, config) if rung.id == "k07" else 0
     gemm = assert_fits(rung, capability, config, spills=of_k07)
     missing = [text for text in rung.instructions[capability] if text not in gemm.asm["sass"]]
     assert not missing, f"claimed and not in the SASS: {missing}"
 
-
-# --- Variants of each rung's default configuration ---
 
 EVERYWHERE = [
     pytest.param(rung, capability, id=f"{rung.id}-{arch(capability)}")
@@ -121,10 +122,6 @@ POINTERS = [rung for rung in LADDER if rung not in TMA]  # whose kernels take an
 HOPPER = (9, 0)
 
 
-def ids(rungs: list[Rung]) -> list[str]:
-    return [rung.id for rung in rungs]
-
-
 @pytest.mark.few(shows=lambda rung, capability: {capability})
 @pytest.mark.parametrize(("rung", "capability"), EVERYWHERE)
 def test_beta_spills_nothing(rung: Rung, capability: Capability) -> None:
@@ -132,15 +129,7 @@ def test_beta_spills_nothing(rung: Rung, capability: Capability) -> None:
 
 
 @pytest.mark.few(shows=lambda rung, capability, config: {rung.id, capability})
-@pytest.mark.parametrize(
-    ("rung", "capability", "config"),
-    [
-        pytest.param(rung, capability, config, id=f"{rung.id}-{arch(capability)}-{config}".replace(" ", "-"))
-        for rung in (RUNGS["k05"], RUNGS["k06"])
-        for capability in rung.capabilities
-        for config in rung.legal_configs(device_of_capability(capability), torch.float32)
-    ],
-)
+@every_config(RUNGS["k05"], RUNGS["k06"])
 def test_a_that_is_not_turned_spills_nothing_else(rung: Rung, capability: Capability, config: GemmConfig) -> None:
     assert_fits(rung, capability, config, size=NARROW, spills=known_spills(rung, capability, config))
 
@@ -153,7 +142,7 @@ def test_odd_sizes_spill_nothing(rung: Rung, capability: Capability) -> None:
 
 @pytest.mark.few
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize("rung", HALF, ids=ids(HALF))
+@pytest.mark.parametrize("rung", HALF, ids=lambda rung: rung.id)
 def test_bfloat16_to_itself_and_to_float32(rung: Rung, out_dtype: torch.dtype) -> None:
     legal = rung.legal_configs(device_of_capability(HOPPER), torch.bfloat16, out_dtype)
     gemm = assert_fits(rung, HOPPER, legal[0], dtype=torch.bfloat16, out_dtype=out_dtype)
@@ -200,9 +189,6 @@ def test_tf32_rounds_by_the_instruction() -> None:
     assert all("cvt.rna.tf32.f32" in kernel.asm["ptx"] for kernel in rounding)
 
 
-# --- Offsets and loads, traced in the intermediate code ---
-
-
 def ancestors(ttir: str) -> dict[str, set[str]]:
     """What each value of a function in TTIR is computed from, its arguments included."""
     found: dict[str, set[str]] = {}
@@ -235,7 +221,7 @@ def stride_multiplications(ttir: str) -> list[str]:
 
 
 @pytest.mark.few(shows=lambda rung: {rung.dtypes})
-@pytest.mark.parametrize("rung", POINTERS, ids=ids(POINTERS))
+@pytest.mark.parametrize("rung", POINTERS, ids=lambda rung: rung.id)
 def test_offsets_multiply_in_64_bits(rung: Rung) -> None:
     ttir = compiled(rung, HOPPER, default(rung, HOPPER), size=ODD, layout="nt")[-1].asm["ttir"]
     types = stride_multiplications(ttir)
@@ -248,21 +234,15 @@ def loads_of_c(ttir: str) -> int:
     return sum(any(name.startswith("%c_") for name in {load, *made_of.get(load, ())}) for load in loads)
 
 
-@pytest.mark.few(shows=lambda rung: {rung.precision, rung.descriptors})
-@pytest.mark.parametrize("rung", [rung for rung in LADDER if rung.id != "k11"], ids=lambda rung: rung.id)
+@pytest.mark.few(shows=lambda rung: {rung.precision, (rung.descriptors, rung.id == "k11")})
+@pytest.mark.parametrize("rung", LADDER, ids=lambda rung: rung.id)
 def test_beta_zero_compiles_to_no_load_of_c(rung: Rung) -> None:
     config = default(rung, HOPPER, reads_output=True)
-    assert loads_of_c(compiled(rung, HOPPER, config)[-1].asm["ttir"]) == 0
-    assert loads_of_c(compiled(rung, HOPPER, config, beta=2.0)[-1].asm["ttir"]) == 1
-
-
-def test_beta_zero_compiles_to_no_load_of_c_in_gluon() -> None:
-    rung, config = RUNGS["k11"], default(RUNGS["k11"], HOPPER)
-    assert "ld.global" not in compiled(rung, HOPPER, config)[-1].asm["ptx"]
-    assert "ld.global" in compiled(rung, HOPPER, config, beta=2.0)[-1].asm["ptx"]
-
-
-# --- What the rungs' headers count ---
+    without, with_beta = (compiled(rung, HOPPER, config, beta=beta)[-1].asm for beta in (0.0, 2.0))
+    if rung.id == "k11":  # Gluon, whose intermediate code names no operand
+        assert "ld.global" not in without["ptx"] and "ld.global" in with_beta["ptx"]
+    else:
+        assert loads_of_c(without["ttir"]) == 0 and loads_of_c(with_beta["ttir"]) == 1
 
 
 def counted(sass: str, of: str = "FFMA") -> Counter[str]:
@@ -330,10 +310,8 @@ def test_a_wave_of_k03_and_of_k04() -> None:
     grouped = [(pid // (group * edge) * group + pid % group, pid % (group * edge) // group) for pid in range(wave)]
     assert [len({tile[axis] for tile in columns_first}) for axis in (0, 1)] == [64, 11]
     assert [len({tile[axis] for tile in grouped}) for axis in (0, 1)] == [16, 64]
-    assert (
-        "in k03 of 64 rows and 11 columns, with GROUP_M = 8 of 16 rows and 64 columns"
-        in RUNGS["k04"].header["Predicts"]
-    )
+    text = "in k03 of 64 rows and 11 columns, with GROUP_M = 8 of 16 rows and 64 columns"
+    assert text in RUNGS["k04"].header["Predicts"]
 
 
 def test_programs_of_k05_on_an_sm() -> None:

@@ -58,11 +58,7 @@ def test_the_current_device_must_be_the_tensors(monkeypatch: pytest.MonkeyPatch)
     [
         (GemmConfig(128, 256, 64, 8, 8, 5), 0.0, "cannot take .*needs 246016 bytes of shared memory, sm_90 has 232448"),
         (GemmConfig(128, 256, 64, 8, 4, 3), 0.0, "does not take .*: would spill: 256 accumulators are more than half"),
-        (
-            GemmConfig(128, 256, 64, 8, 8, 3),
-            2.0,
-            "does not take .*: would spill: 128 accumulators are more than a quarter",
-        ),
+        (GemmConfig(128, 256, 64, 8, 8, 3), 2.0, "not take .*: would spill: 128 accumulators are more than a quarter"),
     ],
 )
 def test_a_config_must_fit_the_gpu(config: GemmConfig, beta: float, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +66,7 @@ def test_a_config_must_fit_the_gpu(config: GemmConfig, beta: float, text: str, m
     monkeypatch.setattr(launch_checks, "device_info", lambda _: device_of_capability((9, 0)))
     x = on_cuda(torch.float16)
     for given in ({"config": config}, {"configs": [record.triton_config(config)]}):
-        with pytest.raises(ValueError, match=f"k08_tensor_cores {text}"):
+        with pytest.raises(ValueError, match=f"k08_tensor_cores .*{text}"):
             k08_tensor_cores.launch(x, x, on_cuda(torch.float16), 1.0, beta, **given)
 
 
@@ -102,18 +98,16 @@ def test_no_kernel_is_given_the_negative_bit(given: Rung) -> None:
 def test_a_grid_of_too_many_columns_of_tiles() -> None:
     """k03's second axis; k04 has but one."""
     config = GemmConfig(BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
-    for columns in (65_535, 65_536):
-        a, b = (torch.empty(shape, device="meta") for shape in ((16, 16), (16, 16 * columns)))
-        c = torch.empty(16, 16 * columns, device="meta")
-        with noting_grids() as grids:
-            if columns == 65_535:
-                k03_blocked.launch(a, b, c, config=config)
-                assert grids == [(1, 65_535)]
-            else:
-                with pytest.raises(
-                    ValueError, match="65536 columns of tiles; a grid's second axis takes 65535: take k04"
-                ):
-                    k03_blocked.launch(a, b, c, config=config)
+
+    def launch(columns: int) -> None:
+        a, b, c = (torch.empty(16, n, device="meta") for n in (16, 16 * columns, 16 * columns))
+        k03_blocked.launch(a, b, c, config=config)
+
+    with noting_grids() as grids:
+        launch(65_535)
+        assert grids == [(1, 65_535)]
+        with pytest.raises(ValueError, match="65536 columns of tiles; a grid's second axis takes 65535: take k04"):
+            launch(65_536)
 
 
 @contextmanager
@@ -121,9 +115,7 @@ def noting_grids() -> Iterator[list[tuple[int, ...]]]:
     """Launches only compute their grids, which are noted."""
     grids: list[tuple[int, ...]] = []
 
-    def note(
-        self: triton.JITFunction, *args: object, grid: Callable[[object], tuple[int, ...]], **given: object
-    ) -> None:
+    def note(*_: object, grid: Callable[[object], tuple[int, ...]], **given: object) -> None:
         grids.append(grid(given))
 
     with pytest.MonkeyPatch.context() as patch:

@@ -5,6 +5,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,9 +15,8 @@ import reference_cuda
 from reference_cuda import TWINS, LoadedTwin, TwinUnavailable, Variant, loader
 from tests.ladder.test_twins import SOURCES
 
-# --- What the loader says ---
-
 STEM = "c08_wmma_tf32"
+MATRICES = {"a": torch.zeros(2, 4), "b": torch.zeros(4, 3), "c": torch.zeros(2, 3)}
 
 
 @pytest.fixture
@@ -68,9 +68,12 @@ def test_load_all_reports_each(hopper):
     assert all(isinstance(result, LoadedTwin) for result in results.values())
 
 
-def test_unknown_stem():
+def test_unknown_stem_and_variants():
     with pytest.raises(ValueError, match=r"c99.*c01_naive_uncoalesced"):
         reference_cuda.load("c99")
+    twin = TWINS["c03_shared_tiled"]
+    assert isinstance(twin.variant(), Variant) and twin.variant() is twin.variants[0]
+    assert twin.dtypes == (torch.float32, torch.int32) and twin.out_dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -105,10 +108,8 @@ def test_ninja_beside_a_python_that_was_not_activated(hopper, tmp_path):
 def test_compile_error_shows_the_compilers_words_and_can_be_retried(hopper):
     works = hopper.extension.load_inline
 
-    def fails(*_, **__):
-        raise RuntimeError("Error building extension: " + "noise\n" * 100 + "c08_wmma_tf32.cu(7): error: expected")
-
-    hopper.monkeypatch.setattr(hopper.extension, "load_inline", fails)
+    error = RuntimeError("Error building extension: " + "noise\n" * 100 + "c08_wmma_tf32.cu(7): error: expected")
+    hopper.monkeypatch.setattr(hopper.extension, "load_inline", Mock(side_effect=error))
     text = unavailable()
     assert "c08_wmma_tf32.cu(7): error: expected" in text and len(text.splitlines()) < 30
     hopper.monkeypatch.setattr(hopper.extension, "load_inline", works)
@@ -159,34 +160,13 @@ def test_content_hash_covers_headers_flags_and_architecture(monkeypatch, tmp_pat
         ({"a": torch.zeros(2, 4, dtype=torch.half)}, TypeError, "a torch.float16"),
         ({"b": torch.zeros(3, 4).t()}, ValueError, r"contiguous.*\(1, 4\)"),
         ({"variant": "int32_16"}, TypeError, "int32_16 takes torch.int32"),
+        ({**{x: torch.zeros(2, 2).int() for x in "abc"}, "alpha": 0.5, "variant": "int32_16"}, ValueError, "whole num"),
         ({"variant": "fp64"}, ValueError, "fp64.*fp32_32"),
+        *(({x: torch._neg_view(y)}, ValueError, r"negative bit \(call .resolve_neg\(") for x, y in MATRICES.items()),
         ({}, ValueError, "CUDA device, got cpu"),
     ],
 )
 def test_launch_checks_its_tensors(change, error, text):
     loaded = LoadedTwin(TWINS["c03_shared_tiled"], SimpleNamespace(launch=lambda *_: pytest.fail("launched")))
-    arguments = {"a": torch.zeros(2, 4), "b": torch.zeros(4, 3), "c": torch.zeros(2, 3)} | change
     with pytest.raises(error, match=text):
-        loaded.launch(**arguments)
-
-
-@pytest.mark.parametrize("which", range(3))
-def test_the_negative_bit_is_refused(which):
-    matrices = [torch.ones(32, 32) for _ in range(3)]
-    matrices[which] = torch._neg_view(matrices[which])
-    assert matrices[which].is_contiguous()
-    with pytest.raises(ValueError, match=r"negative bit \(call .resolve_neg\(\)\)"):
-        LoadedTwin(TWINS["c01_naive_uncoalesced"], SimpleNamespace()).launch(*matrices)
-
-
-def test_int32_takes_whole_scalars_only():
-    matrix = torch.zeros(2, 2, dtype=torch.int32)
-    loaded = LoadedTwin(TWINS["c03_shared_tiled"], SimpleNamespace())
-    with pytest.raises(ValueError, match="whole numbers"):
-        loaded.launch(matrix, matrix, matrix, alpha=0.5, variant="int32_16")
-
-
-def test_default_variant_is_the_first():
-    twin = TWINS["c03_shared_tiled"]
-    assert isinstance(twin.variant(), Variant) and twin.variant() is twin.variants[0]
-    assert twin.dtypes == (torch.float32, torch.int32) and twin.out_dtype == torch.float32
+        loaded.launch(**MATRICES | change)

@@ -69,19 +69,14 @@ def test_a_time_is_the_models_where_a_configuration_can_run(found: explorer.Expl
 @pytest.mark.parametrize(
     ("kernel", "gpu", "tile", "why"),
     [
-        *[("half", "rtx4090", (128, 128, 64, 8, 5), "needs 131328 bytes of shared memory, .* has 101376")],
-        *[("half", "a100", (128, 128, 64, 8, 5), ""), ("k06", "h200", (128, 64, 16, 4, 3), "")],
-        *[("half", "h100", (128, 128, 64, 8, 1), "the cost model knows no portable kernel of one stage")],
-        *[
-            (
-                "k08",
-                "h100",
-                (256, 256, 32, 8, 2),
-                "would spill: 256 accumulators are more than half of a thread's 256 .*",
-            )
-        ],
-        *[("k06", "h100", (128, 128, 16, 4, 3), "would spill: 128 accumulators are more than a quarter of .*")],
-        *[("k11", "b200", (128, 128, 64, 8, 3), "k11 is for sm_90"), ("k10", "a100", (64, 64, 64, 4, 3), "k10 is .*")],
+        ("half", "rtx4090", (128, 128, 64, 8, 5), "needs 131328 bytes of shared memory, .* has 101376"),
+        ("half", "a100", (128, 128, 64, 8, 5), ""),
+        ("k06", "h200", (128, 64, 16, 4, 3), ""),
+        ("half", "h100", (128, 128, 64, 8, 1), "the cost model knows no portable kernel of one stage"),
+        ("k08", "h100", (256, 256, 32, 8, 2), "would spill: 256 accumulators are more than half of a thread's 256 .*"),
+        ("k06", "h100", (128, 128, 16, 4, 3), "would spill: 128 accumulators are more than a quarter of .*"),
+        ("k11", "b200", (128, 128, 64, 8, 3), "k11 is for sm_90"),
+        ("k10", "a100", (64, 64, 64, 4, 3), "k10 is .*"),
     ],
 )
 def test_what_cannot_run_says_why(
@@ -111,9 +106,8 @@ def test_figures_by_hand(found: explorer.Explored) -> None:
     assert found.at("registers_from", **k08).startswith("compiled by Triton ")
     assert found.at("programs", **{**k08, "kernel": "k09"}) == 1  # persistent
     assert f"{found.at('most by power', kernel='k08', gpu='h200'):.0f}" == "686"  # what cuBLAS reached in fp16
-    assert found.at("bound", **{**k08, "BLOCK_N": 256}) == "power" and not found.at(
-        "most by power", kernel="k06", gpu="h200"
-    )
+    assert found.at("bound", **{**k08, "BLOCK_N": 256}) == "power"
+    assert not found.at("most by power", kernel="k06", gpu="h200")
     k06 = {**point, "kernel": "k06", "BLOCK_N": 64, "BLOCK_K": 16, "num_warps": 4}
     assert found.at("shared", **k06) == found.at("shared", **{**k06, "gpu": "a100"}) == 2 * 192 * 16 * 4  # two slots
     deeper = {**k06, "num_stages": 6}
@@ -137,10 +131,10 @@ def tuned_rows() -> Iterator[tuple[str, str, float]]:
 
 def test_every_row_of_the_tuner_is_shown_and_modelled_within_half(found: explorer.Explored) -> None:
     alone = [one for one in found.measured if (one["gpu"], one["how"]) == ("h200", "kernel alone")]
-    shown = {
-        (one["kernel"], ",".join(["x".join(map(str, one["choices"][:3])), *map(str, one["choices"][3:])])
-         + (f",{one['group']}" if one["group"] else "")): one for one in alone
-    }  # fmt: skip
+    shown = {}
+    for one in alone:
+        tile, others = one["choices"][:3], [*one["choices"][3:], *[one["group"]] * bool(one["group"])]
+        shown[one["kernel"], ",".join(["x".join(map(str, tile)), *map(str, others)])] = one
     rows = list(tuned_rows())
     assert len(rows) == len(shown) == 92
     for rung, config, tflops in rows:
@@ -197,9 +191,6 @@ def test_the_fastest_is(found: explorer.Explored) -> None:
         assert 0 < time <= min(other for other in others if other)
 
 
-# --- The compiler's table ---
-
-
 def test_every_configuration_of_a_rung_is_compiled() -> None:
     rows = {(row.rung, row.target, row.config) for row in compiled.read()}
     assert {(job.rung.id, job.target, compiled.named(job.config)) for job in compiled.jobs()} == rows
@@ -214,9 +205,6 @@ def test_a_row_is_what_the_compiler_says(rung: str) -> None:
     row = compiled.row_of(job.rung, (9, 0), job.config)
     assert row is not None and row.config + f",{job.config.GROUP_M}" == spelled(job.config)
     assert row[4:] == (facts.registers, facts.shared, facts.spills, facts.blocks_per_sm)
-
-
-# --- The page ---
 
 
 def test_the_page_is_one_small_file_with_every_figure(found: explorer.Explored) -> None:
@@ -241,6 +229,12 @@ def opened(page: str, folder: Path, fragment: str, *switches: str, script: str =
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", *switches]
     command += ["--dump-dom", f"{path.as_uri()}{fragment}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+
+def posted(*page_folder_and_fragment: Any, script: str, width: int = 1400) -> Any:
+    """What a script posts that the page runs, in a frame of that width."""
+    (title,) = re.findall(r"<title>(.*?)</title>", opened(*page_folder_and_fragment, script=script, width=width))
+    return json.loads(title)
 
 
 def verdict(text: str) -> str:
@@ -288,8 +282,7 @@ def test_a_guess_is_graded_by_what_was_measured(found: explorer.Explored, tmp_pa
     script = """document.querySelectorAll("#BLOCK_M .bars button")[2].click();
       const verdict = (axis) => document.querySelector(`#${axis} .verdict`).textContent;
       parent.postMessage(JSON.stringify([verdict("BLOCK_M"), verdict("num_stages"), verdict("BLOCK_K")]), "*");"""
-    text = opened(explorer.page(found), tmp_path, "#k06-64x64x16-4-3", script=script, width=1400)
-    guess, stages, depth = json.loads(re.findall(r"<title>(.*?)</title>", text)[0])
+    guess, stages, depth = posted(explorer.page(found), tmp_path, "#k06-64x64x16-4-3", script=script)
     text = r"You said 64: 3,270 us modelled, 2,960 measured. Best by the model: 128, 2,390 us. "
     assert guess == f"{text}Best of the 2 measured: 128, 2,920 us."
     assert stages == "Which is fastest? Those timed: 3, 4. The model gives all the same time."
@@ -306,8 +299,7 @@ def test_all_is_shown_before_a_guess_where_the_address_says_so(found: explorer.E
       const guessed = bars();
       element("kernel").value = 4; element("kernel").onchange({ target: element("kernel") });
       parent.postMessage(JSON.stringify({ before, hash, open, guessed, after: bars(), end: location.hash }), "*");"""
-    text = opened(explorer.page(found), tmp_path, "#k06-128x64x16-4-3-all", script=script, width=1400)
-    seen = json.loads(re.findall(r"<title>(.*?)</title>", text)[0])
+    seen = posted(explorer.page(found), tmp_path, "#k06-128x64x16-4-3-all", script=script)
     assert seen["before"] == seen["guessed"] != seen["after"] == ["4", "8"] and seen["open"]
     assert seen["hash"].endswith("-all") and not seen["end"].endswith("-all")
 
@@ -339,9 +331,7 @@ def test_a_state_in_the_address_is_restored_and_a_slider_moves_under_its_verdict
         unguessed, guessed, others, records, bars: bars("num_stages"),
         dark: getComputedStyle(document.body).backgroundColor }), "*");"""
     page, dark = explorer.page(found), "--blink-settings=preferredColorScheme=0"
-    text = opened(page, tmp_path, "#k06-128x64x16-4-3", dark, script=script, width=390)
-    (title,) = re.findall(r"<title>(.*?)</title>", text)
-    seen = json.loads(title)
+    seen = posted(page, tmp_path, "#k06-128x64x16-4-3", dark, script=script, width=390)
     assert "Measured, too: guess" in seen["before"] and "bound by issue slots" in seen["before"]
     assert " TFLOPS measured" not in seen["before"] + seen["hidden"]
     assert "0.79 to 1.24 times the speed, over 11 configurations" in seen["trust"]

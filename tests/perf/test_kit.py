@@ -82,12 +82,8 @@ def test_of_ties_a_kernel_that_others_need_is_chosen(monkeypatch: pytest.MonkeyP
 def test_some_are_chosen_as_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the most calls lack, which would wait without: of what one lacks, one is enough."""
     monkeypatch.setattr(choice, "ProcessPoolExecutor", lambda **_: nullcontext(SimpleNamespace(map=in_turn)))
-    options: dict[str, list[dict[str, Any]]] = {
-        "a": [{"x": 1}, {"y": 1}],
-        "b": [{"y": 1, "had": 1}],
-        "c": [{"had": 1}, {"x": 1}],
-        "d": [{"two": 1, "more": 1}, {"z": 1}],
-    }
+    options: dict[str, list[dict[str, Any]]] = {"a": [{"x": 1}, {"y": 1}], "b": [{"y": 1, "had": 1}]}
+    options |= {"c": [{"had": 1}, {"x": 1}], "d": [{"two": 1, "more": 1}, {"z": 1}]}
     calls = [choice.Call(None, weight, (name,)) for name, weight in zip("abcd", (1.0, 2.0, 9.0, 0.5), strict=True)]  # type: ignore[arg-type]
     monkeypatch.setattr(choice, "stand_in_options", lambda call, _: options[call.groups[0]])
     pairs = [(call, "h100") for call in calls]

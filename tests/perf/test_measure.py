@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,47 +26,34 @@ from triton_gemm.problem import UnsupportedOperandError
 from triton_gemm.tuning import timing
 
 
-class FakeGpu:
-    """A clock that only moves when a kernel runs."""
+def test_providers_take_turns_and_ratios_are_taken_round_by_round() -> None:
+    order: list[str] = []
 
-    def __init__(self) -> None:
-        self.order: list[str] = []
-
-    def kernel(self, name: str, times: list[float]) -> timing.Stopwatch:
+    def kernel(name: str, *times: float) -> timing.Stopwatch:
         remaining = itertools.cycle(times)
 
         def start() -> Any:
-            self.order.append(name)
+            order.append(name)
             took = next(remaining)
             return lambda: took
 
         return start
 
-
-def test_providers_take_turns_and_ratios_are_taken_round_by_round() -> None:
-    gpu = FakeGpu()
     # The GPU slows down by half midway: ratios must not notice.
-    starts = {"base": gpu.kernel("base", [2.0, 2.0, 4.0, 4.0]), "own": gpu.kernel("own", [1.0, 1.0, 2.0, 2.0])}
+    starts = {"base": kernel("base", 2.0, 2.0, 4.0, 4.0), "own": kernel("own", 1.0, 1.0, 2.0, 2.0)}
     times = timing.interleave(starts, 4)
-    assert gpu.order == ["base", "own", "own", "base"] * 2
+    assert order == ["base", "own", "own", "base"] * 2
     assert timing.ratios(times, "own", "base") == [2.0] * 4
     spread = timer.percentiles([1.0, 2.0, 3.0, 4.0, 100.0])
-    assert spread["median"] == 3.0
-    assert spread["p20"] < 3.0 < spread["p80"]
+    assert spread["p20"] < spread["median"] == 3.0 < spread["p80"]
 
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_what_python_does_before_a_replay_is_not_in_its_time(idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle GPU would begin at once, and wait for Python."""
     order: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None: ...
-
-        def record(self) -> None:
-            order.append("event")
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    event = SimpleNamespace(record=lambda: order.append("event"))
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=lambda: idle))
     monkeypatch.setattr(timing, "occupy", lambda clocks: order.append("busy"))
     replay = object.__new__(timing.Replay)
@@ -126,14 +114,11 @@ def test_slow_providers_get_few_rounds_and_every_operand_set_is_used() -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_the_check_accepts_torch_and_refuses_a_dropped_tail() -> None:
+def test_the_check_refuses_what_is_less_exact_than_torch() -> None:
+    """test_bench has what is wrong."""
     laid = operands.Operands(Problem(65, 33, 47, "ieee"), set(), 1)
     (a, b), check = laid.sets[0], operands.Check(laid)
-    error, complaint = check.verdict(a @ b)
-    assert complaint is None
-    assert error["vs_torch"] == pytest.approx(1.0)
-    assert check.verdict(a[:, :46] @ b[:46])[1] is not None
-    assert "not finite" in str(check.verdict(torch.full((65, 33), math.nan))[1])
+    assert check.verdict(a @ b)[1] is None
     slightly_off = (a @ b) * (1 + 1e-6)
     assert "torch's own" in str(check.verdict(slightly_off)[1])
     assert check.verdict(slightly_off, torchs=True)[1] is None
@@ -156,32 +141,17 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "query", lambda *fields: [None] * len(fields))
 
 
-def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    c.copy_(a @ b)
-
-
-def dropped_tail(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    c.copy_(a[:, :-1] @ b[:-1])
-
-
-def unwritten_row(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    c[1:] = (a @ b)[1:]
-
-
-def not_taken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    raise UnsupportedOperandError("rows are not aligned")
-
-
-def broken(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    raise RuntimeError("PassManager::run failed")
-
-
 @pytest.mark.usefixtures("no_gpu")
 def test_only_what_passes_its_check_is_timed(tmp_path: Path) -> None:
+    def unwritten_row(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        c[1:] = (a @ b)[1:]
+
     problem = Problem(48, 40, 72, "ieee")
-    calls = {CUBLAS: product, "right": product, "tail": dropped_tail, "row": unwritten_row}
+    calls: dict[str, Any] = {name: lambda a, b, c: c.copy_(a @ b) for name in (CUBLAS, "right")}
+    calls |= {"tail": lambda a, b, c: c.copy_(a[:, :-1] @ b[:-1]), "row": unwritten_row}
+    calls["absent"] = Mock(side_effect=UnsupportedOperandError("rows are not aligned"))
+    calls["broken"] = Mock(side_effect=RuntimeError("PassManager::run failed"))
     subjects = [timer.Provider(name, call) for name, call in calls.items()]
-    subjects += [timer.Provider("absent", not_taken), timer.Provider("broken", broken)]
     measured = timer.measure(problem, subjects, CUBLAS, budget_s=0.01)
     results = measured["providers"]
     assert {name for name, result in results.items() if "time_ms" in result} == {CUBLAS, "right"}
@@ -191,19 +161,10 @@ def test_only_what_passes_its_check_is_timed(tmp_path: Path) -> None:
     assert "not finite" in results["row"]["failed"]
     assert results["absent"] == {"absent": "rows are not aligned"}
     assert results["broken"]["failed"] == "RuntimeError: PassManager::run failed"
+    assert timer.measure(problem, subjects[1:2], None, budget_s=0.01)["providers"]["right"]["ratio"] is None
     made = Record(tmp_path, SURROUNDINGS)
     made.put_problem(problem.key, from_json(ProblemResult, measured))
     assert [line.partition(" ")[0] for line in made.failures()] == ["tail", "row", "broken"]
-
-
-@pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize("mode", ["fp16", "int32"])
-def test_other_precisions_are_measured(mode: str) -> None:
-    problem = Problem(16, 24, 40, mode)
-    providers = [timer.Provider("right", product)]
-    result = timer.measure(problem, providers, None, budget_s=0.01)["providers"]["right"]
-    assert result["time_ms"]["median"] == 1.0
-    assert result["ratio"] is None
 
 
 @pytest.mark.parametrize("mode", ["fp16", "bf16"])
@@ -228,9 +189,8 @@ def test_blas_rules_of_the_reference() -> None:
 
 def test_rooflines() -> None:
     assert roofline.intensity(4096, 4096, 4096, 4) == pytest.approx(4096 / 6)
-    assert {mode: roofline.flop_per_clock(roofline.TYPICAL[9, 0], mode) for mode in ("ieee", "tf32", "bf16")} == {
-        **{"ieee": 256, "tf32": 2048, "bf16": 4096}
-    }
+    for mode, flop in {"ieee": 256, "tf32": 2048, "bf16": 4096}.items():
+        assert roofline.flop_per_clock(roofline.TYPICAL[9, 0], mode) == flop
 
 
 def test_each_commit_and_source_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:

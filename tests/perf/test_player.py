@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from perf.ladder import player
 from perf.ladder.drawings import pictures, replay, traces
-from tests.perf.test_explorer import BROWSER, opened
+from tests.perf.test_explorer import BROWSER, opened, posted
 from triton_gemm.ladder.exercises.player import page, rectangles, scene
 
 
@@ -37,10 +36,8 @@ def test_a_warps_sectors_are_those_of_the_drawing(scenes: dict[str, Any], rung: 
     assert len(moved) == len(access.sectors)
     sentence = f"Sectors moved: {len(moved)}, of 32 bytes. Of {32 * len(moved)} bytes the load uses {access.used}."
     assert steps[-1]["says"].endswith(sentence)
-    assert (
-        f"touches {len(moved)} sectors of 32 bytes, of whose {32 * len(moved)} bytes it uses {access.used}"
-        in caption(rung)
-    )
+    drawn = f"touches {len(moved)} sectors of 32 bytes, of whose {32 * len(moved)} bytes it uses {access.used}"
+    assert drawn in caption(rung)
 
 
 @pytest.mark.parametrize(("rung", "strips"), [("k03", 259), ("k04", 91)])
@@ -89,8 +86,7 @@ def test_it_plays_by_keyboard_on_a_phone_in_the_dark(scenes: dict[str, Any], nam
       }, 3000);
     </script></html>"""
     dark = "--blink-settings=preferredColorScheme=0"
-    shown = opened(text.replace("</html>", script), tmp_path, f"#{name}", dark, width=390)
-    seen = json.loads(re.findall(r"<title>(.*?)</title>", shown)[0])
+    seen = posted(text.replace("</html>", script), tmp_path, f"#{name}", dark, script="", width=390)
     assert (seen["first"], seen["one"], seen["chosen"]) == (0, 1, name) and seen["playing"] > 3
     assert seen["wide"] <= seen["width"] == 390 and seen["more"] > seen["rects"]
     assert max(map(int, re.findall(r"\d+", seen["dark"]))) < 64

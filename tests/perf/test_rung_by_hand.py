@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,9 +25,6 @@ def typed(*arguments: str, path: Path = ROOT, **variables: str) -> subprocess.Co
     """Runs the command as one types it, where torch sees no GPU."""
     where = {"PYTHONPATH": str(path), "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": None, **variables}
     return python("-m", "triton_gemm.ladder", *arguments, cwd=path, **where)  # type: ignore[arg-type]  # variables
-
-
-# --- Arguments ---
 
 
 def test_what_a_configuration_leaves_out_comes_from_the_list() -> None:
@@ -59,10 +57,7 @@ def test_what_a_configuration_leaves_out_comes_from_the_list() -> None:
         ("k10 --size 100", "k10: TMA cannot take a (100, 100): its rows are 200 bytes apart"),
         ("k06 --size 0", "argument --size: a size is a whole number from 1 to 999999, not '0'"),
         ("k06 --size 1e3", "argument --size: a size is a whole number"),
-        (
-            "k06 --shape 64x64",
-            "argument --shape: a shape is three whole numbers from 1 on, as 4096x2048x1024, not '64x64'",
-        ),
+        ("k06 --shape 64x64", "--shape: a shape is three whole numbers from 1 on, as 4096x2048x1024, not '64x64'"),
         ("k06 --size 64 --shape 64x64x64", "argument --shape: not allowed with argument --size"),
         ("k06 --budget no", "argument --budget: a number of seconds above 0, not 'no'"),
         ("k06 --arch sm_90 --budget 1", "--budget is for timing, and nothing is timed here"),
@@ -80,13 +75,9 @@ def test_a_mistake_is_answered_by_a_sentence(
     except SystemExit as left:
         status = left.code
     printed = capsys.readouterr()
-    assert status == 2
-    assert printed.out == ""
+    assert status == 2 and printed.out == ""
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
     assert sentence in printed.err
-
-
-# --- Lists ---
 
 
 def test_without_an_argument_it_lists_the_rungs_and_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,14 +95,6 @@ def test_a_list_can_be_typed_in_again(capsys: pytest.CaptureFixture[str]) -> Non
         assert tuple(command.config_of(rung, line.strip()) for line in configs) == rung.configs
     assert command.main(["--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == sum(1 + len(rung.configs) for rung in LADDER)
-
-
-# --- Without a GPU ---
-
-
-def columns(out: str) -> list[str]:
-    """The last line's cells."""
-    return out.splitlines()[-1].split()
 
 
 @pytest.mark.slow
@@ -153,7 +136,7 @@ def test_what_is_not_interpreted_as_it_is_is_compiled(
     assert command.main([*arguments.split(), "--config", config]) == 0
     out = capsys.readouterr().out
     assert message in out and f"compiled for {arguments.split()[2]}" in out
-    name, *norm, registers, _, spills = columns(out)
+    name, *norm, registers, _, spills = out.splitlines()[-1].split()
     assert name == config and 32 <= int(registers) <= 255 and spills == "0"
     assert all(float(text) < 1e-6 for text in norm) and bool(norm) is error
 
@@ -167,16 +150,14 @@ def test_all_that_are_legal_are_tried_and_the_rest_is_named(capsys: pytest.Captu
     assert {line.split()[0] for line in out.splitlines()[-2:]} == {"64x64x64,8,4,8", "64x64x32,4,4,8"}
     assert command.main(["k08", "--arch", "sm_90", "--shape", "72x88x56", "--config", "128x128x64"]) == 0
     out = capsys.readouterr().out
-    assert "left out" not in out and columns(out)[0] == "128x128x64,4,3,8"
+    assert "left out" not in out and out.splitlines()[-1].startswith("128x128x64,4,3,8 ")
 
 
 def test_a_kernel_that_does_not_compile_is_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("PassManager::run failed\nand more")
-
-    monkeypatch.setattr(by_hand.aot, "compile_launch", broken)
+    broken = RuntimeError("PassManager::run failed\nand more")
+    monkeypatch.setattr(by_hand.aot, "compile_launch", Mock(side_effect=broken))
     assert command.main(["k11", "--arch", "sm_90", "--config", "128x128x64,8,5"]) == 1
     out = capsys.readouterr().out
     assert re.search("^128x128x64,8,5,8 +failed: RuntimeError: PassManager::run failed$", out, re.MULTILINE)
@@ -188,9 +169,6 @@ def test_a_rung_is_shown_where_cublas_was_wrong(capsys: pytest.CaptureFixture[st
     lines = by_hand.Lines(by_hand.Console(), by_hand.TIMED)
     by_hand._show_timed(lines, "64x64x16,4,3", result, by_hand.Problem(64, 64, 64, "ieee"))
     assert "64x64x16,4,3" in capsys.readouterr().out
-
-
-# --- The door ---
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["no perf", "another perf"])
@@ -209,9 +187,7 @@ def test_without_the_repository_one_sentence_says_so(other: bool, tmp_path: Path
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def lacks_rich(name: str) -> None:
-        raise ModuleNotFoundError("No module named 'rich'", name="rich")
-
-    monkeypatch.setattr(command.importlib, "import_module", lacks_rich)
+    error = ModuleNotFoundError("No module named 'rich'", name="rich")
+    monkeypatch.setattr(command.importlib, "import_module", Mock(side_effect=error))
     assert command.main(["k06", "--config", "128x64x16,4,3"]) == 1
     assert capsys.readouterr().err == "error: No module named 'rich': pip install rich\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 import triton_gemm
 from tests.support import table_fakes
+from tests.support.processes import forked
 from tests.support.table_fakes import HOPPER, problem_of, store
 from triton_gemm import kernels, tables, tuning
 from triton_gemm.hardware import device_model
@@ -40,7 +42,7 @@ def differ(first: dict[str, str]) -> set[str]:
     return {name for name in first if first[name] != now[name]}
 
 
-def test_equal_states_have_equal_fingerprints(folder: Path, tmp_path: Path) -> None:
+def test_equal_states_have_equal_fingerprints(folder: Path) -> None:
     store(problem_of(1)), store(problem_of(2))
     first = parts()
     tables.reload()
@@ -130,24 +132,22 @@ def test_another_tuner_is_another_fingerprint(folder: Path) -> None:
         assert named(Tuner()).endswith(".Tuner") and named(lambda *_: None).endswith(".<lambda>")
 
 
-def rank(number: int, meeting: str, results: Any) -> None:
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=2)
-    messages = table_fakes.messages_of_check_ranks(number, HOPPER)
-    torch.distributed.destroy_process_group()
-    results.put(messages)
+def of_ranks(count: int, folder: Path, work: Callable[[int], object]) -> list[Any]:
+    """What each rank's process makes of its number, among so many."""
+    results = multiprocessing.get_context("fork").Queue()
 
+    def rank(number: int) -> None:
+        meeting = f"file://{folder}/meeting"
+        torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=count)
+        found = work(number)
+        torch.distributed.destroy_process_group()
+        results.put((number, found))
 
-def rank_of_three(number: int, meeting: str, results: Any) -> None:
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=3)
-    group, message = torch.distributed.new_group([1, 2]), ""
-    if number == 2:
-        triton_gemm.set_policy("model")
-    try:
-        triton_gemm.check_ranks(group, HOPPER)
-    except RuntimeError as error:
-        message = str(error)
-    torch.distributed.destroy_process_group()
-    results.put((number, message))
+    processes = [forked(partial(rank, number)) for number in range(count)]
+    found = dict(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    return [found[number] for number in range(count)]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -155,38 +155,34 @@ def rank_of_three(number: int, meeting: str, results: Any) -> None:
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 def test_ranks_of_a_group_have_their_numbers_among_all(tmp_path: Path) -> None:
     """And who is not in the group is told nothing."""
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    processes = [
-        context.Process(target=rank_of_three, args=(number, f"file://{tmp_path}/meeting", results))
-        for number in range(3)
-    ]
-    for process in processes:
-        process.start()
-    messages = dict(results.get(timeout=60) for _ in processes)
-    for process in processes:
-        process.join()
-    assert messages[0] == "" and messages[1] == messages[2]
-    assert "policy (ranks 1: cached, bits same; ranks 2: model)" in messages[1]
+
+    def work(number: int) -> str:
+        group = torch.distributed.new_group([1, 2])
+        if number == 2:
+            triton_gemm.set_policy("model")
+        try:
+            triton_gemm.check_ranks(group, HOPPER)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    alone, *messages = of_ranks(3, tmp_path, work)
+    assert alone == "" and messages[0] == messages[1]
+    assert "policy (ranks 1: cached, bits same; ranks 2: model)" in messages[0]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
-def test_the_message_names_what_ranks_differ_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = multiprocessing.get_context("fork")
-    results, processes = context.Queue(), []
-    for number in range(2):
-        table_fakes.own_folder(tmp_path / str(number), monkeypatch)
-        processes.append(context.Process(target=rank, args=(number, f"file://{tmp_path}/meeting", results)))
-        processes[-1].start()
-    messages = [results.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
-    assert messages[0] == messages[1]
-    agree, by_tables, by_policy = messages[0]
-    assert agree == "" and by_tables.startswith(
-        "ranks would choose differently, because they differ in tables (ranks 0: "
-    )
+def test_the_message_names_what_ranks_differ_in(tmp_path: Path) -> None:
+    def work(number: int) -> list[str]:
+        table_fakes.own_folder(tmp_path / str(number), pytest.MonkeyPatch())
+        return table_fakes.messages_of_check_ranks(number, HOPPER)
+
+    first, second = of_ranks(2, tmp_path, work)
+    assert first == second
+    agree, by_tables, by_policy = first
+    assert agree == ""
+    assert by_tables.startswith("ranks would choose differently, because they differ in tables (ranks 0: ")
     assert "policy (ranks 0: cached, bits same; ranks 1: model)" in by_policy
 
 

@@ -4,22 +4,18 @@
 """
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import python
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_interpreter_group(pytestconfig: pytest.Config) -> None:
     tier = f"--tier={pytestconfig.getoption('tier')}"
-    command = [sys.executable, "-m", "pytest", "tests/interpreter", tier, "-q", "-n", "2"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    command = ["-m", "pytest", "tests/interpreter", tier, "-q", "-n", "2"]
+    variables = dict.fromkeys(name for name in os.environ if name.startswith("PYTEST_"))
+    done = python(*command, timeout=1800, TRITON_INTERPRET="1", OMP_NUM_THREADS="1", **variables)
     if done.returncode:
-        pytest.fail(f"TRITON_INTERPRET=1 {' '.join(command[1:])}\n{done.stdout}{done.stderr}", pytrace=False)
+        pytest.fail(f"TRITON_INTERPRET=1 python {' '.join(command)}\n{done.stdout}{done.stderr}", pytrace=False)

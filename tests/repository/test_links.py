@@ -1,4 +1,4 @@
-"""Every relative link in the documents leads to a file, and every anchor to a heading."""
+"""Documents: relative links lead to files and headings; none is too long, and the reference has every public name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import triton_gemm
 from triton_gemm.ladder.exercises import EXERCISES, SOLUTIONS, Exercise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +92,22 @@ def test_every_document_is_two_links_from_readme_at_most() -> None:
     from_readme = linked(ROOT / "README.md")
     reached = from_readme.union(*map(linked, from_readme))
     assert {path for path in PAGES if ROOT / "docs" in path.parents} <= reached
+
+
+def undocumented(reference: str) -> set[str]:
+    """The public names that the text has no directive for."""
+    return {*triton_gemm.__all__} - {*re.findall(r"^\.\. auto\w+:: (\w+)$", reference, re.MULTILINE)}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (ROOT / "docs" / "api.rst").read_text()
+    assert not undocumented(reference)
+    assert undocumented(reference.replace(".. autofunction:: mv\n", "")) == {"mv"}
+
+
+def test_no_page_is_too_long() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in ROOT.glob("docs/**/*.md")}
+    assert not {name for name, length in lengths.items() if length > 400}
 
 
 def test_no_page_hands_out_a_solution(tmp_path: Path) -> None:

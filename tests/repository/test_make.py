@@ -139,20 +139,15 @@ def test_continuous_integration_runs_every_test_once_and_the_checks() -> None:
     assert commands == ["make test", "make check", "make docs", "make test-all ARGS=--tier=rest"]
 
 
-def test_contributing_and_help_show_the_same_commands() -> None:
+def test_documents_name_commands_that_are_there() -> None:
+    """CONTRIBUTING all that `make help` shows."""
     shown = re.findall(r"^  ([a-z-]+) +\S", make("help").stdout, re.MULTILINE)
     table = re.findall(r"^\| `make ([a-z-]+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     assert sorted({*table, "help"}) == sorted(shown)
-
-
-def test_documents_name_commands_that_are_there() -> None:
     commands = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    pages = [
-        path for folder in (".", "docs", "docs/ladder", "docs/log", "tests") for path in (ROOT / folder).glob("*.md")
-    ]
-    for path in pages:
-        named = set(re.findall(r"`make ([a-z-]+)", path.read_text()))
-        assert named <= commands, path.name
+    for folder in (".", "docs", "docs/ladder", "docs/log", "tests"):
+        for path in (ROOT / folder).glob("*.md"):
+            assert set(re.findall(r"`make ([a-z-]+)", path.read_text())) <= commands, path.name
 
 
 def test_the_readme_of_tests_names_those_of_every_kernel() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -46,10 +47,7 @@ def test_compute_sanitizer_watches_what_is_asked(name: str, status: int, tool: P
 
 
 def test_missing_twins_are_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def missing(share: str) -> list[str]:
-        raise sanitize.TwinUnavailable("nvcc not found")
-
-    monkeypatch.setattr(sanitize, "twins", missing)
+    monkeypatch.setattr(sanitize, "twins", Mock(side_effect=sanitize.TwinUnavailable("nvcc not found")))
     assert sanitize.main(["twins"]) == SKIPPED
     assert "nvcc not found" in capsys.readouterr().out
     monkeypatch.setattr(sanitize, "twins", lambda share: [])
@@ -87,14 +85,12 @@ def test_every_failure_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert sanitize.watch_by_consan("4/4", 2) == 1
 
 
-def test_consan_watches_every_kernel_and_rung() -> None:
+def test_consan_watches_every_kernel_and_rung(tmp_path: Path) -> None:
+    """And k11 with one wait less."""
     names = sanitize.watched_by_consan(HOPPER)
     assert len(set(names)) == len(names)
     forms = {name.partition(": ")[2].partition(",")[0] for name in names if ": " in name}
     assert forms == {"fma", "gemv", "mma_fp64", "portable", "skinny", "warp_specialised"}
     assert {"k01_naive", "k10_tma", "k11_warp_specialised"} <= set(names)
     assert {name.partition(": ")[0] for name in names if ": " in name} == set(kernel_forms.circumstances())
-
-
-def test_the_race_is_one_wait_less(tmp_path: Path) -> None:
     assert K11_RACE.load(tmp_path).RUNG.id == "k11"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import triton_gemm
-from tests.selection.test_select import DEVICES, KINDS, MODES, along_k, in_mode, of
+from tests.selection.test_select import DEVICES, MODES, along_k, in_mode, of
 from tests.support.table_fakes import HOPPER
 from triton_gemm import kernels
 from triton_gemm.arithmetic import EMULATED
@@ -75,9 +75,7 @@ def test_two_rows_take_longer_where_programs_are_dealt_out_unevenly() -> None:
         pytest.param(of(4096, 2, 4096, dtype=torch.float32, precision="ieee"), "gemv", id="ieee, two columns"),
         pytest.param(of(512, 512, 512, 8, dtype=torch.float32, precision="ieee"), "fma", id="ieee batch"),
         pytest.param(of(256, 256, 256, dtype=torch.float32, precision="tf32"), "warp_specialised", id="tf32"),
-        pytest.param(
-            of(64, 64, 64, dtype=torch.float32, precision="ieee", bias="n"), "portable", id="tiny ieee with a bias"
-        ),
+        pytest.param(of(64, 64, 64, dtype=torch.float32, precision="ieee", bias="n"), "portable", id="and a bias"),
     ],
 )
 def test_what_hopper_runs(problem: GemmProblem, kernel: str) -> None:
@@ -110,36 +108,6 @@ def test_few_rows_along_k_are_read_once_on_every_gpu(rows: int) -> None:
     assert True in swaps or rows > 8
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [
-        pytest.param(along_k(17, 4096, 4096), id="many rows"),
-        pytest.param(of(4, 4096, 4096), id="b along n"),
-        pytest.param(along_k(4, 4096, 4096, a=Layout((0, 1, 4))), id="a along m"),
-        pytest.param(along_k(4, 4096, 1001), id="k odd"),
-        pytest.param(along_k(4, 4096, 1000, b=Layout((0, 1, 1004))), id="rows begin inside 16 bytes"),
-        pytest.param(along_k(4, 4096, 1024, a=Layout((0, 1024, 1), False)), id="unaligned"),
-        pytest.param(along_k(8, 32, 65536), id="too few programs"),
-        pytest.param(along_k(4, 4096, 0), id="empty sum"),
-        *(
-            pytest.param(along_k(4, 4096, 4096, dtype=dtype, out_dtype=out_dtype, precision=precision), id=precision)
-            for dtype, out_dtype, precision in KINDS
-            if precision != "half"
-        ),
-    ],
-)
-def test_other_products_of_few_rows_run_elsewhere(problem: GemmProblem) -> None:
-    for device in DEVICES:
-        for requested in (problem, problem.swap_ab()):
-            assert select(requested, device).kernel != "skinny"
-
-
-def test_both_operands_may_need_a_copy() -> None:
-    choice = select(of(4096, 4097, 4095), HOPPER)
-    assert choice.packed == ("a", "b")
-    assert "a repacked, b repacked: " in str(choice)
-
-
 def test_an_operand_is_copied_where_l2_serves_the_copy_with_fewer_sectors(monkeypatch: pytest.MonkeyPatch) -> None:
     """M = 364, K = 5816: rows begin inside of sectors, and copying the small operand is soon paid for; not in clusters,
     whose CTAs share what L2 serves."""
@@ -148,6 +116,8 @@ def test_an_operand_is_copied_where_l2_serves_the_copy_with_fewer_sectors(monkey
     assert select(of(364, 6592, 5816, b=b), HOPPER).packed == ("a",)
     assert select(of(364, 6592, 5824, b=Layout((0, 1, 5824))), HOPPER).packed == ()
     assert select(of(6592, 364, 5816, b=b), HOPPER).packed == ("b",)
+    both = select(of(4096, 4097, 4095), HOPPER)
+    assert both.packed == ("a", "b") and "a repacked, b repacked: " in str(both)
 
 
 @pytest.mark.parametrize("precision", EMULATED)
@@ -217,12 +187,6 @@ def test_tf32_is_rounded_by_tma_and_read_along_k() -> None:
         assert launch.arguments["B_COLUMN_MAJOR"]
 
 
-def test_a_split_is_shown() -> None:
-    choice = select(of(64, 64, 65536), HOPPER)
-    assert choice.schedule is not None and choice.schedule.split_tiles > 0
-    assert f"{choice.schedule.split_tiles} tiles in {choice.schedule.split_k} parts" in str(choice)
-
-
 @pytest.mark.parametrize("newer", [True, False])
 def test_clusters_are_chosen_where_they_can_run_and_missed_where_not(
     newer: bool, monkeypatch: pytest.MonkeyPatch
@@ -239,12 +203,6 @@ def test_clusters_are_chosen_where_they_can_run_and_missed_where_not(
     assert "clusters" not in select(groups, HOPPER).reason, "groups never have them"
 
 
-def test_a_cluster_s_form_is_shown() -> None:
-    config = replace(warp_specialised.CONFIGS[0], CLUSTER_M=4, CLUSTER_N=2)
-    chosen = Selection(Algorithm("warp_specialised", config, Schedule(15)), "because")
-    assert str(chosen) == "warp_specialised 128x256x64 8 warps 4 stages cluster 4x2: because"
-
-
 @pytest.mark.parametrize("size", [(8192, 4096, 1024), (8192, 3072, 1024), (8192, 1024, 1024)], ids=str)
 def test_a_bias_of_columns_is_read_as_one_of_rows(size: tuple[int, int, int]) -> None:
     """By swap_ab: a thread then reads one value per row. Measured, 3 to 5 % faster with these tiles."""
@@ -255,16 +213,12 @@ def test_a_bias_of_columns_is_read_as_one_of_rows(size: tuple[int, int, int]) ->
 
 
 def test_the_interpreter_gets_what_it_can_run() -> None:
-    """It has no Gluon."""
+    """It has no Gluon; of few rows a few wide programs: it took a minute for 1x4096x1024 in tiles of one column."""
     assert select(in_mode("tf32"), INTERPRETER).kernel == "portable"
     for size in ((4096, 4096, 4096), (4096, 4097, 4095), (1, 512, 512)):
         assert select(of(*size), INTERPRETER).kernel in ("portable", "gemv")
     for rows in range(1, skinny.MAX_ROWS + 1):
         assert select(along_k(rows, 4096, 4096), INTERPRETER).kernel in ("portable", "gemv")
-
-
-def test_the_interpreter_has_a_few_wide_programs_for_few_rows() -> None:
-    """It took a minute for 1x4096x1024 in tiles of one column."""
     for size in ((1, 4096, 1024), (4096, 4, 1024), (3, 4095, 1023)):
         problem = along_k(*size, dtype=torch.float32, precision="ieee")
         (launch,) = launches(problem, select(problem, INTERPRETER))
@@ -329,6 +283,7 @@ def test_a_prediction_has_the_time_of_copies(problem: GemmProblem) -> None:
 
 
 def test_a_choice_has_a_schedule_or_a_number_of_parts() -> None:
+    """Which its words have, as a cluster's form."""
     persistent, other = select(of(4096, 4096, 4096), HOPPER), select(of(64, 64, 64), HOPPER)
     assert persistent.work is persistent.schedule is not None and persistent.split_k == 1
     assert other.schedule is None and other.work == other.split_k >= 1
@@ -339,6 +294,12 @@ def test_a_choice_has_a_schedule_or_a_number_of_parts() -> None:
     assert (parts.kernel, parts.config, parts.work, parts.swap_ab, parts.packed) == algorithm
     assert (parts.schedule, parts.split_k) == (None, 3)
     assert str(parts) == f"portable {other.config}, tf32, K in 3 parts, swap_ab, b repacked, on a GPU: because"
+    split = select(of(64, 64, 65536), HOPPER)
+    assert split.schedule is not None and split.schedule.split_tiles > 0
+    assert f"{split.schedule.split_tiles} tiles in {split.schedule.split_k} parts" in str(split)
+    config = replace(warp_specialised.CONFIGS[0], CLUSTER_M=4, CLUSTER_N=2)
+    clustered = Selection(Algorithm("warp_specialised", config, Schedule(15)), "because")
+    assert str(clustered) == "warp_specialised 128x256x64 8 warps 4 stages cluster 4x2: because"
 
 
 def test_ieee_is_multiplied_across_k() -> None:

@@ -33,8 +33,6 @@ from triton_gemm.tables import records
 
 DEVICES = [device_of_capability(capability) for capability in SHARED_MEMORY if capability >= (8, 0)]
 
-# --- Problems ---
-
 KINDS = [
     *((torch.float32, torch.float32, "ieee"), (torch.float32, torch.float32, "tf32")),
     *((torch.float16, torch.float16, "half"), (torch.bfloat16, torch.bfloat16, "half")),
@@ -100,9 +98,6 @@ def seen_by_kernel(problem: GemmProblem, choice: Selection) -> GemmProblem:
     """The problem that the chosen kernel is given: after copies and swap_ab."""
     problem = repacked(problem, choice.packed)
     return problem.swap_ab() if choice.swap_ab else problem
-
-
-# --- Every choice ---
 
 
 @MANY
@@ -337,9 +332,7 @@ def test_an_operand_that_takes_more_programs_than_a_grid_has_is_not_copied_first
 @pytest.mark.parametrize("size", [(2**31 + 64, 8, 8), (8, 2**31 + 64, 8), (2, 8, 2**31 + 64)], ids=str)
 def test_no_kernel_takes_a_side_that_32_bits_do_not_count(size: tuple[int, int, int]) -> None:
     """Their tiles, and TMA's coordinates, are of 32 bits."""
-    M, N, K = size
-    layouts = Layout((0, K, 1)), Layout((0, 1, K)), Layout((0, N, 1))
-    problem = GemmProblem(1, M, N, K, torch.bfloat16, torch.bfloat16, "half", *layouts)
+    problem = along_k(*size)
     found = [
         (kernels.named(name).illegal(given, HOPPER, algorithm.config, algorithm.work), name)
         for name in kernels.KERNELS
@@ -352,23 +345,16 @@ def test_no_kernel_takes_a_side_that_32_bits_do_not_count(size: tuple[int, int, 
 def test_no_tile_is_cut_into_parts_that_32_bits_do_not_count() -> None:
     """A part begins at a k-tile that is found as k-tiles times parts."""
     K = 2**31 - 1024
-    layouts = Layout((0, K, 1)), Layout((0, 4, 1)), Layout((0, 4, 1))
-    problem = GemmProblem(1, 1, 4, K, torch.float16, torch.float16, "half", *layouts)
+    problem = of(1, 4, K, dtype=torch.float16, out_dtype=torch.float16)
     tile = kernels.gemv.Config(1, 64, 32, 4)
     assert kernels.gemv.illegal(problem, HOPPER, tile, 16) is None
     assert "k-tiles times parts" in str(kernels.gemv.illegal(problem, HOPPER, tile, 64))
-    layouts = Layout((0, K, 1)), Layout((0, 1, K)), Layout((0, 16, 1))
-    problem = GemmProblem(1, 16, 16, K, torch.bfloat16, torch.bfloat16, "half", *layouts)
+    problem = along_k(16, 16, K)
     config = kernels.warp_specialised.Config(64, 16, 64, 4, 8)
     for parts, legal in ((32, True), (132, False)):
         why = kernels.warp_specialised.illegal(problem, HOPPER, config, Schedule(parts, 1, parts, reduction=True))
         assert (why is None) == legal and (legal or "k-tiles times parts" in str(why))
 
-
-# --- Named choices ---
-
-
-# --- Where each mode runs ---
 
 FP8, FAST = torch.float8_e4m3fn, torch.float8_e5m2
 MODES: dict[str, tuple[torch.dtype, torch.dtype, str, str | None]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -40,6 +41,13 @@ def started(code: str, *arguments: object, **variables: str | None) -> subproces
     """Starts a process that runs this code."""
     command, pipe = [sys.executable, "-c", code, *map(str, arguments)], subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=environment(**variables), stdout=pipe, stderr=pipe, text=True)
+
+
+def forked(work: Callable[[], object]) -> multiprocessing.process.BaseProcess:
+    """Starts a child that has all that this process has, and does something."""
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    return child
 
 
 def soon(happens: Callable[[], bool], seconds: float = 10.0) -> bool:

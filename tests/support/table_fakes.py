@@ -48,8 +48,8 @@ def another(problem: GemmProblem, nth: int = 1, bits: bool = True) -> Selection:
     return next(islice(others, nth - 1, None))
 
 
-def store(problem: GemmProblem, nth: int = 1, **how: object) -> bool:
-    return tables.store(problem, another(problem, nth), HOPPER, **{"us": 1.0, "default_us": 2.0, **how})
+def store(problem: GemmProblem, nth: int = 1, device: DeviceInfo = HOPPER, **how: object) -> bool:
+    return tables.store(problem, another(problem, nth), device, **{"us": 1.0, "default_us": 2.0, **how})
 
 
 def found(problem: GemmProblem, **how: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import multiprocessing
 import os
 import signal
 import stat
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.patches import replace_all
-from tests.support.processes import printed
+from tests.support.processes import forked, printed
 from tests.support.table_fakes import HOPPER, another, chosen, found, problem_of, store, table_in
 from tests.support.threads import at_once
+from tests.tables.test_tables import GPU_KEY
 from triton_gemm import tables
 from triton_gemm.hardware.gpu_key import GpuKey
 from triton_gemm.kernels.candidate import Algorithm
@@ -35,10 +34,19 @@ from triton_gemm.tables import files, records
 from triton_gemm.tables.files import Table
 from triton_gemm.tables.records import Entry
 
-GPU_KEY = GpuKey((9, 0), 132, 6016, 700, "a GPU")
+DENIED = PermissionError(errno.EACCES, "Permission denied")
 
 
-# --- Who writes at once ---
+def deny(patch: pytest.MonkeyPatch, name: str, path: Path) -> None:
+    """A function of `os` is denied for a path."""
+    function = getattr(os, name)
+
+    def denying(given: Any, *how: Any, **more: Any) -> Any:
+        if Path(given) == path:
+            raise DENIED
+        return function(given, *how, **more)
+
+    patch.setattr(os, name, denying)
 
 
 def write_some(first: int, count: int = 8) -> None:
@@ -79,15 +87,9 @@ def test_containers_that_share_a_folder_write_no_file_of_one_name(folder: Path, 
     assert tables.set_aside() == [] and len(tables.listed()) == 1
 
 
-def forked(work: Callable[[], object]) -> multiprocessing.process.BaseProcess:
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    return process
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_8_processes_lose_nothing(folder: Path) -> None:
-    processes = [forked(lambda i=i: write_some(1 + 8 * i)) for i in range(8)]
+    processes = [forked(partial(write_some, 1 + 8 * i)) for i in range(8)]
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == 8 * [0]
@@ -97,7 +99,7 @@ def test_8_processes_lose_nothing(folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("where", ["fsync", "replace"])
-def test_a_kill_while_saving_loses_nothing(where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_saving_loses_nothing(where: str, folder: Path) -> None:
     store(problem_of(1))
     before = table_in(folder).read_bytes()
 
@@ -144,13 +146,7 @@ def test_a_clock_that_jumps_decides_nothing(folder: Path, monkeypatch: pytest.Mo
 
 def test_a_folder_that_is_only_read(folder: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
     store(problem_of(1))
-
-    @contextmanager
-    def refused(*_: Any) -> Any:
-        raise PermissionError(errno.EACCES, "Permission denied")
-        yield
-
-    monkeypatch.setattr(files, "locked", refused)
+    monkeypatch.setattr(files, "locked", Mock(side_effect=DENIED))
     tables.reload()
     assert found(problem_of(1)) and not store(problem_of(2)) and not store(problem_of(2))
     assert caplog.messages == [f"nothing is kept in {folder}: Permission denied"]
@@ -169,14 +165,7 @@ def test_a_file_that_may_not_be_read_is_not_written_over(
     other = folder.parent / "other.json"
     tables.export_to(other, HOPPER)
     with monkeypatch.context() as patch:
-        os_open = os.open
-
-        def opened(name: Any, *how: Any, **more: Any) -> int:
-            if Path(name) == path:
-                raise PermissionError(errno.EACCES, "Permission denied")
-            return os_open(name, *how, **more)
-
-        patch.setattr(os, "open", opened)
+        deny(patch, "open", path)
         tables.reload()
         assert found(problem_of(1)) is None and not store(problem_of(2)) and not store(problem_of(2))
         with pytest.raises(PermissionError):
@@ -198,25 +187,13 @@ def test_a_folder_that_may_not_be_read_is_not_taken_for_empty(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store(problem_of(1))
-    listdir = os.listdir
-
-    def refused(path: Any) -> list[str]:
-        if Path(path) == folder:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return listdir(path)
-
-    def unread(path: Path) -> Any:
-        assert path == folder
-        raise PermissionError(errno.EACCES, "Permission denied")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", refused)
-        patch.setattr(files, "contents", unread)
+        deny(patch, "listdir", folder)
+        patch.setattr(files, "contents", Mock(side_effect=DENIED))
         tables.reload()
         assert found(problem_of(1)) is None and found(problem_of(2)) is None
-        assert [(report.path, report.faults) for report in tables.verify(HOPPER)] == [
-            (folder, ("it cannot be read: Permission denied",))
-        ]
+        (report,) = tables.verify(HOPPER)
+        assert (report.path, report.faults) == (folder, ("it cannot be read: Permission denied",))
         with pytest.raises(PermissionError):
             tables.clear()
     assert caplog.messages == [f"{folder} cannot be read: Permission denied"]
@@ -300,9 +277,6 @@ def test_a_file_system_without_flock(code: int, folder: Path, monkeypatch: pytes
 def test_no_folder_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", os.devnull)
     assert not store(problem_of()) and tables.clear() == 0 and found(problem_of()) is None
-
-
-# --- What a file may say ---
 
 
 def edited(**changes: Any) -> Callable[[dict[str, Any]], Any]:

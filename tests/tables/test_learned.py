@@ -49,12 +49,8 @@ def test_it_is_asked_before_what_was_tuned_and_forgotten_alone(folder: Path) -> 
     assert learned.names() and learned.clear() == 1 and learned.clear() == 0
     assert chosen().algorithm == another(PROBLEM, 2).algorithm, "what was tuned is there still"
     assert learn() and tables.clear() == 2 and chosen().source == "model"
-
-
-def test_where_nothing_was_faster_the_reason_has_it(folder: Path) -> None:
-    incumbent = select(PROBLEM, HOPPER)
-    assert learn(selection=incumbent, us=10.0)
-    assert chosen().algorithm == incumbent.algorithm and "nothing was faster" in chosen().reason
+    assert learn(selection=select(PROBLEM, HOPPER), us=10.0) and "nothing was faster" in chosen().reason
+    assert chosen().algorithm == select(PROBLEM, HOPPER).algorithm
 
 
 def test_bits_decide_whether_it_is_used(folder: Path) -> None:
@@ -66,9 +62,8 @@ def test_bits_decide_whether_it_is_used(folder: Path) -> None:
     assert not learn(selection=another(PROBLEM, 1, bits=False)), "an entry of another class stays"
     learned.clear()
     assert learn(selection=another(PROBLEM, 1, bits=False))
-    assert chosen().source == "model" and [*tables.ignored()] == [
-        f"user's table: it gives other bits than {bit_class(PROBLEM, chosen())}"
-    ]
+    assert chosen().source == "model"
+    assert [*tables.ignored()] == [f"user's table: it gives other bits than {bit_class(PROBLEM, chosen())}"]
 
 
 def test_what_is_written_late_replaces_nothing_that_was_learned_since(folder: Path) -> None:
@@ -113,7 +108,6 @@ for rows in range({first}, 33, 2):
 
 
 def test_two_processes_lose_nothing(folder: Path) -> None:
-
     with ThreadPoolExecutor(2) as pool:
         scripts = [SCRIPT.format(first=first) for first in (1, 2)]
         list(pool.map(lambda x: printed(x, TRITON_GEMM_CACHE_DIR=str(folder.parent)), scripts))

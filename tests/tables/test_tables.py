@@ -16,9 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import table_fakes
 from tests.support.patches import noted, replace_all
-from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER, another, chosen, entries, found, problem_of, problems, store, table_in
 from triton_gemm import kernels, tables
 from triton_gemm.calibration import kept
@@ -40,9 +38,6 @@ from triton_gemm.tables.records import Entry
 few = settings(max_examples=40, deadline=None)
 GPU_KEY = GpuKey((9, 0), 132, 6016, 700, "a GPU")
 CANNOT = Algorithm("skinny", kernels.named("skinny").Config(16, 16, 64))  # run: it has no such tile
-
-
-# --- What is written is read ---
 
 
 @few
@@ -85,15 +80,10 @@ def test_a_field_that_a_config_gains_needs_nothing(monkeypatch: pytest.MonkeyPat
     assert records.plain(new)["config"]["CLUSTER_M"] == 2 and records.read_entry(records.plain(new)) == new
 
 
-# --- Asking ---
-
-
-def test_a_users_entry_goes_before_a_shipped_one(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    shipped = tmp_path / "shipped"
-    monkeypatch.setattr(tables.queries, "SHIPPED", shipped)
+def test_a_users_entry_goes_before_a_shipped_one(folder: Path) -> None:
     first, second = problem_of(M=256), problem_of(M=512)
     assert store(first, 2) and store(second, 2)
-    os.rename(folder, shipped)
+    os.rename(folder, tables.queries.SHIPPED)
     tables.reload()
     assert store(second)
     assert found(first) == chosen(first, 2, "shipped table") and found(second) == chosen(second)
@@ -119,10 +109,13 @@ def test_a_shipped_table_is_legal_and_beats_what_the_model_chooses(path: Path, m
         assert records.named(choice) == entry.default
 
 
-def test_entries_of_any_bits_are_for_who_wants_them(folder: Path) -> None:
+def test_entries_of_any_bits_are_for_who_wants_them(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is logged where all is well."""
+    caplog.set_level(logging.INFO, "triton_gemm")
     problem = problem_of()
     assert store(problem) and store(problem, 2, bits="any")
     assert found(problem) == chosen(problem) and found(problem, bits="any") == chosen(problem, 2)
+    assert caplog.messages == [] and all(path.stat().st_size < 2000 for path in folder.glob("*.json"))
 
 
 @pytest.mark.parametrize(
@@ -146,22 +139,19 @@ def test_what_the_device_cannot_run_is_left_out_and_counted(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "work",
-    [Schedule(132, 100, 1), Schedule(132, 4, 33), 2, Schedule(10**6)],
-    ids=["more tiles than there are", "more parts than steps", "of another kind", "a grid of any size"],
+    ("work", "legal"),
+    [
+        pytest.param(Schedule(132, 100, 1), False, id="more tiles than there are"),
+        pytest.param(Schedule(132, 4, 33), False, id="more parts than steps"),
+        pytest.param(Schedule(9, split_k=32), True, id="as many parts in turn as steps"),
+        pytest.param(Schedule(9, split_k=33), False, id="more parts in turn"),
+        pytest.param(2, False, id="of another kind"),
+        pytest.param(Schedule(10**6), True, id="programs beyond the last item, which do nothing"),
+    ],
 )
-def test_work_that_is_not_the_problems_is_never_launched(work: Any) -> None:
-    config = kernels.named("warp_specialised").Config(128, 256, 64, 8, 4)
-    why = records.illegal(problem_of(), HOPPER, Algorithm("warp_specialised", config, work))
-    assert (why is None) == (work == Schedule(10**6))  # programs beyond the last item do nothing
-
-
-def test_there_are_no_more_parts_in_turn_than_steps() -> None:
-    problem, config = problem_of(), kernels.named("warp_specialised").Config(128, 128, 64, 8, 5)
-    steps = -(-problem.K // 64)
-    for parts in (steps, steps + 1):
-        algorithm = Algorithm("warp_specialised", config, Schedule(9, split_k=parts))
-        assert (records.illegal(problem, HOPPER, algorithm) is None) == (parts == steps)
+def test_work_that_is_not_the_problems_is_never_launched(work: Any, legal: bool) -> None:
+    config = kernels.named("warp_specialised").Config(128, 128, 64, 8, 5)
+    assert (records.illegal(problem_of(), HOPPER, Algorithm("warp_specialised", config, work)) is None) == legal
 
 
 def test_where_there_is_no_table_each_folder_is_listed_once(folder: Path, monkeypatch: Any) -> None:
@@ -172,28 +162,14 @@ def test_where_there_is_no_table_each_folder_is_listed_once(folder: Path, monkey
     assert listed == [folder, tables.queries.SHIPPED]
 
 
-def test_importing_reads_no_table_and_none_of_its_helpers(tmp_path: Path) -> None:
-    code = """
-import sys, torch, triton
-seen = []
-sys.addaudithook(lambda event, args: seen.append(str(args[0])) if event in ("open", "os.listdir") else None)
-known = set(sys.modules)
-import triton_gemm
-looked = [name for name in seen if name.endswith(".json") or "cache" in name.split("/")]
-print(sorted({"platformdirs", "filelock"} & (set(sys.modules) - known)), looked)
-"""
-    assert printed(code, TRITON_GEMM_CACHE_DIR=str(tmp_path / "cache")) == "[] []\n"
-
-
 def test_the_users_folder_is_the_platforms(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("platformdirs")
     monkeypatch.delenv("TRITON_GEMM_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tables.queries._users_folder.cache_clear()
+    monkeypatch.setattr(tables.queries, "_users_folder", tables.queries._users_folder.__wrapped__)  # nothing is cached
     assert tables.folder() == tmp_path / "triton_gemm" / "tables"
-    tables.queries._users_folder.cache_clear()
     monkeypatch.setitem(sys.modules, "platformdirs", None)
     files.say_once.cache_clear()
     assert tables.folder() is None and tables.lookup(problem_of(), HOPPER) is None and not store(problem_of())
@@ -201,7 +177,6 @@ def test_the_users_folder_is_the_platforms(
         "platformdirs is not installed: a user's tables are looked for in TRITON_GEMM_CACHE_DIR only",
         "nothing is kept: there is no folder for it: set TRITON_GEMM_CACHE_DIR",
     ]
-    tables.queries._users_folder.cache_clear()
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
@@ -218,11 +193,11 @@ def test_a_user_without_a_home_has_no_tables(
         monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "~/tables")
     if older:
         monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **how: Path("~/.cache"))
-    files.say_once.cache_clear(), tables.queries._users_folder.cache_clear()
+    files.say_once.cache_clear()
+    monkeypatch.setattr(tables.queries, "_users_folder", tables.queries._users_folder.__wrapped__)  # nothing is cached
     assert tables.folder() is None and kept.folder() is None and found(problem_of()) is None
     assert not store(problem_of()) and tables.clear() == 0
     assert [message for message in caplog.messages if "home folder" in message] == caplog.messages[:1]
-    tables.queries._users_folder.cache_clear()
 
 
 def test_the_folder_that_is_named_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -230,26 +205,6 @@ def test_the_folder_that_is_named_may_begin_with_the_home(monkeypatch: pytest.Mo
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", "~/x")
     assert tables.folder() == tmp_path / "x" / "tables" and store(problem_of()) and found(problem_of())
     assert not Path("~").exists()
-
-
-def test_the_power_limit_is_nvmls(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nvml:
-        def __init__(self, name: str) -> None:
-            assert name.startswith("libnvidia-ml")
-
-        nvmlInit_v2 = staticmethod(lambda: 0)  # noqa: N815
-        nvmlDeviceGetHandleByUUID = staticmethod(lambda uuid, _: uuid != b"GPU-known")  # noqa: N815
-
-        @staticmethod
-        def nvmlDeviceGetPowerManagementLimit(_: object, milliwatts: Any) -> int:  # noqa: N802
-            milliwatts._obj.value = 699_800
-            return 0
-
-    monkeypatch.setattr(nvml.ctypes, "CDLL", Nvml)
-    monkeypatch.setattr(nvml, "gpu", nvml.gpu.__wrapped__)
-    limits = [nvml.power_limit.__wrapped__(uuid) for uuid in ("known", "other", "")]
-    assert limits == [700, 0, 0]
-    assert str(GpuKey.of(replace(HOPPER, bus_width=6016, power_limit=600))) == "sm_90-132sms-6016bit-600W"
 
 
 @pytest.mark.parametrize("kernel", kernels.KERNELS)
@@ -280,17 +235,13 @@ def test_what_cannot_be_swapped_is_not(what: dict[str, Any]) -> None:
     assert records.illegal(replace(problem_of(), **what), HOPPER, swapped) == "it swaps what cannot be swapped"
 
 
-# --- Files from one machine to another ---
-
-
 def test_a_gpu_that_is_here_is_asked_what_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table's silicon does not say all that a model is derived from."""
     here = replace(HOPPER, name="renamed", bandwidth=1e6)
     assert tables.device_of(GpuKey.of(HOPPER)) == HOPPER
     replace_all(monkeypatch, torch.cuda, is_available=lambda: True, device_count=lambda: 2)
-    monkeypatch.setattr(
-        tables.changes, "device_info", lambda device: here if device.index else replace(here, num_sms=66)
-    )
+    devices = replace(here, num_sms=66), here
+    monkeypatch.setattr(tables.changes, "device_info", lambda device: devices[device.index])
     assert tables.device_of(GpuKey.of(HOPPER)) is here
 
 
@@ -320,18 +271,6 @@ def test_the_interpreter_has_tables_like_any_device(folder: Path) -> None:
     assert tables.store(problem, selection, INTERPRETER, us=1, default_us=1)
     held = tables.lookup(problem, INTERPRETER)
     assert held == replace(selection, reason=held.reason, source="user's table")
-
-
-def test_nothing_is_logged_where_all_is_well(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "triton_gemm")
-    assert store(problem_of()) and found(problem_of()) and table_fakes.table_in(folder).stat().st_size < 2000
-    assert caplog.messages == []
-
-
-def test_no_table_holds_what_json_has_not() -> None:
-    for value in (float("nan"), float("inf"), -float("inf")):
-        with pytest.raises(ValueError):
-            records.text_of({"us": value})
 
 
 def test_values_are_read_within_their_bounds() -> None:
@@ -374,21 +313,21 @@ def test_nothing_is_stored_that_cannot_be_read_again(folder: Path) -> None:
     for what in ({"us": 1e300}, {"by": "x" * 1000}):
         with pytest.raises(ValueError, match="is no"):
             store(problem_of(), **what)
+    for value in (float("nan"), float("inf"), -float("inf")):  # which JSON has not
+        with pytest.raises(ValueError):
+            records.text_of({"us": value})
     assert not folder.exists()
 
 
 def test_an_entry_says_which_choice_of_the_models_was_timed(folder: Path) -> None:
+    """By a name that is the same from a kit and compiled."""
     store(problem_of())
     (entry,) = files.contents_of(table_in(folder)).table.entries.values()
-    assert entry.default == records.named(select(problem_of(), HOPPER))
-    older = {name: value for name, value in records.plain(entry).items() if name != "default"}
-    assert records.read_entry(older) == replace(entry, default="")
-
-
-def test_a_kernels_name_is_the_same_from_a_kit_and_compiled() -> None:
     choice = select(problem_of(), HOPPER)
     used = replace(choice, kit=True, device="a GPU", policy="model", bits="of a class", source="user's table")
-    assert records.named(used) == records.named(choice)
+    assert entry.default == records.named(choice) == records.named(used)
+    older = {name: value for name, value in records.plain(entry).items() if name != "default"}
+    assert records.read_entry(older) == replace(entry, default="")
 
 
 def test_what_cannot_be_written_raises_and_leaves_nothing(tmp_path: Path) -> None:
@@ -400,6 +339,3 @@ def test_what_cannot_be_written_raises_and_leaves_nothing(tmp_path: Path) -> Non
     with pytest.raises(OSError):
         files.write(tmp_path / "table.json", "{}")
     assert [path.name for path in tmp_path.iterdir()] == ["table.json"]
-
-
-# --- torch's product ---

@@ -31,9 +31,8 @@ def test_merging_in_any_order_gives_the_same(held: list[dict[GemmProblem, Entry]
     merged = files.merge(given_)
     shuffled = chance.sample(given_, len(given_))
     assert files.merge([files.merge(shuffled[:2]), *shuffled[1:]]).text() == merged.text()
-    assert all(
-        entry.us == min(x[problem].us for x in held if problem in x) for problem, entry in merged.entries.items()
-    )
+    for problem, entry in merged.entries.items():
+        assert entry.us == min(x[problem].us for x in held if problem in x)
 
 
 def test_tables_of_several_kinds_are_not_merged() -> None:
@@ -58,17 +57,18 @@ def test_tables_travel(folder: Path, tmp_path: Path) -> None:
             tables.import_from(path)
 
 
-@pytest.mark.parametrize("fault", ["class", "illegal"])
+# An entry of another class of bits than the model's choice, and one that cannot run.
+UNUSED = {"class": another(problem_of(), bits=False), "illegal": replace(another(problem_of()), algorithm=CANNOT)}
+
+
+@pytest.mark.parametrize("fault", UNUSED)
 def test_what_is_used_is_not_replaced_by_what_is_not(fault: str, folder: Path, tmp_path: Path) -> None:
-    """An entry of another class of bits than the model's choice, or one that cannot run, be it as fast as it may."""
+    """Be it as fast as it may."""
     problem, used, unused, out = problem_of(), *(tmp_path / f"{name}.json" for name in ("used", "unused", "out"))
-    wrong = replace(another(problem), algorithm=CANNOT)
-    wrong = another(problem, bits=False) if fault == "class" else wrong
-    assert tables.store(problem, wrong, HOPPER, us=1.0, default_us=5.0)
+    assert tables.store(problem, UNUSED[fault], HOPPER, us=1.0, default_us=5.0)
     (entry,) = (entry for _, entry in tables.known(problem, HOPPER))
-    assert not tables.serves(problem, HOPPER, entry) and tables.serves(problem, HOPPER, entry, "any") == (
-        fault == "class"
-    )
+    assert not tables.serves(problem, HOPPER, entry)
+    assert tables.serves(problem, HOPPER, entry, "any") == (fault == "class")
     tables.export_to(unused, HOPPER), tables.clear()
     store(problem, us=4.5)
     tables.export_to(used, HOPPER)
@@ -82,15 +82,11 @@ def test_what_is_used_is_not_replaced_by_what_is_not(fault: str, folder: Path, t
         assert tables.merge(order, out) == 1 and out.read_bytes() == table_in(folder).read_bytes()
 
 
-@pytest.mark.parametrize("fault", ["class", "illegal"])
+@pytest.mark.parametrize("fault", UNUSED)
 def test_of_a_table_of_another_triton_the_faster_entry_is_kept(fault: str, folder: Path, tmp_path: Path) -> None:
     """What runs there, and what its model chooses, is not known here."""
     problem, fast, slow, out = problem_of(), *(tmp_path / f"{name}.json" for name in ("fast", "slow", "out"))
-    wrong = replace(another(problem), algorithm=CANNOT)
-    for path, selection, us in (
-        (fast, another(problem, bits=False) if fault == "class" else wrong, 1.0),
-        (slow, another(problem), 4.5),
-    ):
+    for path, selection, us in ((fast, UNUSED[fault], 1.0), (slow, another(problem), 4.5)):
         assert tables.store(problem, selection, HOPPER, us=us, default_us=5.0)
         tables.export_to(path, HOPPER), tables.clear()
         path.write_text(path.read_text().replace(f'"triton": "{files.TRITON}"', '"triton": "99.0"'))
@@ -161,11 +157,8 @@ def test_torch_is_in_no_table_of_the_same_bits(folder: Path) -> None:
 
 
 def test_versions_of_torchs_product_name_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cuda, cublas, of_library in (
-        (None, None, ""),
-        ("13.0", None, ", CUDA 13.0"),
-        ("13.0", "13.1.0", ", cuBLAS 13.1.0"),
-    ):
+    cases = (None, None, ""), ("13.0", None, ", CUDA 13.0"), ("13.0", "13.1.0", ", cuBLAS 13.1.0")
+    for cuda, cublas, of_library in cases:
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(tables.records, "cublas_version", lambda cuda, found=cublas: found)
         assert tables.torchs_versions() == f"torch {torch.__version__}{of_library}"

@@ -46,11 +46,8 @@ def test_an_entry_serves_its_range_alone(folder: Path) -> None:
     assert tables.lookup(problem_of(450, N, K + 64), HOPPER) is None
     found = lookup(450)
     assert found.source == "user's table" and "for 385 rows and more" in found.reason
-
-
-def test_without_a_range_it_serves_its_own_rows(folder: Path) -> None:
-    store(least_rows=0)
-    assert [M for M in range(300, 600) if lookup(M)] == [MOST]
+    tables.clear(), store(least_rows=0)
+    assert [M for M in range(300, 600) if lookup(M)] == [MOST], "its own rows, without a range"
 
 
 def test_an_exact_entry_goes_first(folder: Path) -> None:

@@ -18,14 +18,12 @@ import triton_gemm
 from tests.support import table_fakes
 from tests.support.lab_fakes import CPU, FULL, Event, FakePlan, bench_of, others, small
 from tests.support.patches import noted, replace_all
-from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER
-from tests.tuning.test_of_torch import HAS
 from triton_gemm import calibration, tables, tuning
 from triton_gemm.calibration import probes
 from triton_gemm.hardware import device_model, nvml
 from triton_gemm.hardware.device import DeviceInfo
-from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.hardware.gpu_key import GpuKey
 from triton_gemm.runtime import policies
 from triton_gemm.runtime.compiling import Compiler
 from triton_gemm.selection.bit_classes import bit_class
@@ -41,14 +39,17 @@ BF16 = torch.bfloat16
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
 
-def test_candidates_are_compiled_checked_and_timed_in_turns(tmp_path: Path) -> None:
+def test_candidates_are_compiled_checked_and_timed_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is named on disk while it runs first."""
     bench, choice = bench_of(small(), tmp_path)
     first, second, _ = others(small())
-    assert bench.prepare(first) > 0 and bench.prepare(second) > 0
+    named = noted(monkeypatch, FakePlan, "run", lambda *_: len(list(tmp_path.iterdir())))
+    assert bench.prepare(first) > 0 and bench.prepare(second) > 0 and set(named) == {1}
     assert bench.time([choice, second, first], 5) == [[1.0] * 5] * 3
     assert len(bench.sets) > 1, "operands larger together than the L2 cache"
     bench.drop(second)
-    assert bench.round_s([choice, first]) > 0 and bench.ready(first)
+    bench.round_ms = {choice: 2.0, first: 3.0}
+    assert bench.round_s([choice, first, first]) == 0.008 and bench.ready(first)
     assert not list(tmp_path.iterdir()), "nothing is under way, and nothing failed"
     bench.gpu.close()
     assert not any(thread.is_alive() for thread in bench.gpu.compiler.threads)
@@ -105,13 +106,6 @@ def test_what_takes_a_while_is_waited_for(tmp_path: Path) -> None:
     assert list(answers) == []
 
 
-def test_the_time_of_a_round_is_that_of_its_candidates(tmp_path: Path) -> None:
-    bench, choice = bench_of(small(), tmp_path)
-    selection = others(small())[0]
-    bench.round_ms = {choice: 2.0, selection: 3.0}
-    assert bench.round_s([choice, selection, selection]) == 0.008
-
-
 def test_what_hangs_later_is_noted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all that is launched in turns the first that does not end."""
     bench, choice = bench_of(small(), tmp_path)
@@ -136,16 +130,8 @@ def test_what_hangs_later_is_noted_too(tmp_path: Path, monkeypatch: pytest.Monke
     assert again.failure(small(), first) is not None and again.failure(small(), second) is None
 
 
-def test_it_is_named_on_disk_while_it_runs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, _ = bench_of(small(), tmp_path)
-    seen = noted(monkeypatch, FakePlan, "run", lambda *_: len(list(tmp_path.iterdir())))
-    bench.prepare(others(small())[0])
-    assert set(seen) == {1} and not list(tmp_path.iterdir())
-
-
 def test_too_little_memory_is_no_candidates_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = bench_of(small(), tmp_path)
-
     with monkeypatch.context() as patch, pytest.raises(FailedError, match="out of memory"):
         patch.setattr(timing, "Replay", FULL)
         bench.prepare(others(small())[0])
@@ -178,7 +164,7 @@ def test_what_is_added_is_added_once(tmp_path: Path) -> None:
     assert bool(torch.isfinite(bench.sets[0][2]).all())
 
 
-def test_rounding_is_no_mistake_and_a_lost_tile_is(tmp_path: Path) -> None:
+def test_rounding_is_no_mistake_and_a_lost_tile_is() -> None:
     """The bound on results of other sums: torch's own in another order are within it, one without a k-tile is not."""
     generator = torch.Generator().manual_seed(0)
     fp16, fp32 = torch.float16, torch.float32
@@ -193,74 +179,19 @@ def test_rounding_is_no_mistake_and_a_lost_tile_is(tmp_path: Path) -> None:
     assert gpu.tolerance(as_tf32) < 0.01
 
 
-def test_the_reference_product_is_probed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_product_is_probed_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Gpu(CPU, Journal(None, "1"), "same", "graph")
     monkeypatch.setattr(gpu, "PATIENCE_S", 0.01)
     replace_all(monkeypatch, nvml, sm_clock=lambda uuid: 1980, slowed=lambda uuid: ("too hot",))
     made: list[weakref.ref[torch.Tensor]] = []
-    random = operands.operands
-
-    def noting(*of: Any) -> Any:
-        sets = random(*of)
-        made.extend(map(weakref.ref, sets[0]))
-        return sets
-
-    monkeypatch.setattr(gpu, "operands", noting)
+    drawn = operands.operands
+    monkeypatch.setattr(gpu, "operands", lambda *of: (sets := drawn(*of), made.extend(map(weakref.ref, sets[0])))[0])
     lab.prepare(small(), [])
     assert len(made) == 3, "the reference product is made in the first product's own time"
     found = lab.conditions()
     gc.collect()
     assert len(made) == 3 and all(x() is not None for x in made), "a graph does not keep what it reads and writes"
     assert (found.ms, found.mhz, found.slowed) == (1.0, 1980, ("too hot",))
-
-
-# --- Operands ---
-
-CASES: dict[str, dict[str, Any]] = {
-    **{name: changes for name, (changes, _) in HAS.items()},
-    "unaligned rows that are padded": {"a": Layout((0, 104, 1), aligned=False)},
-    "a batch that shares B": {"batch": 3, "a": Layout((48 * 96, 96, 1)), "c": Layout((48 * 64, 64, 1))},
-    "bias of rows, added to fp32": {"bias": "m", "out_dtype": torch.float32},
-    "scales": {"dtype": torch.float8_e4m3fn, "precision": "fp8", "scales": "rows", "bias": "n"},
-    "blocks": {"dtype": torch.float8_e4m3fn, "precision": "fp8", "scales": "blocks"},
-    "one group": {"groups": "m", "batch": 1},
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_operands_are_those_of_the_problem(case: str) -> None:
-    problem = small(**CASES[case])
-    sets = operands.operands(problem, 2, CPU)
-    a, b, c, *auxiliary = sets[0]
-    names = ("has_beta", "bias", "activation", "scales", "groups", "precision")
-    made = GemmProblem.of(a, b, c, **{name: getattr(problem, name) for name in names})
-    if case == "one group":
-        assert b.dim() == 3 and c.dim() == 2
-    assert made == problem
-    assert len(auxiliary) == len(problem.auxiliary) and all(x.is_contiguous() for x in auxiliary)
-    for x in (a, b, c, *auxiliary):
-        assert x.dtype.itemsize == 1 or not x.is_floating_point() or bool(torch.isfinite(x).all())
-        assert not x.is_floating_point() or x.numel() < 4 or x.float().std() > 0.1
-    assert not problem.K or a.data_ptr() != sets[1][0].data_ptr()
-    assert all(x is y for x, y in zip(auxiliary, sets[1][3:], strict=True))
-    if problem.groups:
-        size = problem.M if problem.groups == "m" else problem.K
-        assert auxiliary[0].tolist() == [size * (i + 1) // problem.batch for i in range(problem.batch)]
-
-
-def test_memory_bounds_the_sets() -> None:
-    problem = small()
-    size = operands.nbytes(problem)
-    assert timing.set_count(1 << 30, 50 << 20, 80 << 30) == 1
-    assert size == 2 * (48 * 96 + 96 * 64 + 48 * 64)
-    assert operands.sets_of(problem, 50 << 20, 80 << 30) == timing.MAX_SETS
-    assert operands.sets_of(problem, 10 * size, 80 << 30) == 20
-    assert operands.sets_of(problem, 10 * size, 10 * size) == 4
-    with pytest.raises(torch.OutOfMemoryError):
-        operands.sets_of(problem, 10 * size, 2 * size)
-
-
-# --- Compiling ---
 
 
 def test_what_a_finished_race_has_not_timed_is_not_compiled(tmp_path: Path) -> None:
@@ -296,24 +227,28 @@ def test_workers_compile_for_the_gpu_that_is_here(tmp_path: Path, monkeypatch: p
     lab.close()
 
 
-# --- tune, and the policy "tune" ---
-
-
-def test_tune_says_what_it_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"bits": "some", "measure": "cpu", "budget": 0, "repeat": 0, "configs": [object()], "device": "cpu"}
-    for name, value in options.items():
+@pytest.mark.parametrize("name", ["tune", "compare"])
+def test_it_says_what_it_does_not_take(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, shapes = getattr(triton_gemm, name), [(64, 64, 64)]
+    more = {"bits": "some", "measure": "cpu", "repeat": 0, "configs": [object()]} if name == "tune" else {}
+    for option, value in {"budget": 0, "device": "cpu", "layout": "xx", **more}.items():
         with pytest.raises(ValueError):
-            triton_gemm.tune([(64, 64, 64)], **{name: value})
-    for shapes in ([(64, 64)], [(64, 64, 0)], [64]):
-        with pytest.raises(ValueError, match="shapes"):
-            triton_gemm.tune(shapes)
+            call(shapes, **{option: value})
+    for wrong in ([(64, 64)], [(64, 64, 0)], [64]):
+        with pytest.raises(ValueError, match=rf"{name}\(\): shapes are"):
+            call(wrong)
     with pytest.raises(ValueError, match="GemmProblems"):
-        triton_gemm.tune([(64, 64, 64)], dtype=torch.float8_e4m3fn)
+        call(shapes, dtype=torch.float8_e4m3fn)
     with pytest.raises(FileNotFoundError):
-        triton_gemm.tune(tmp_path / "none.json")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="no GPU"):
-        triton_gemm.tune([(64, 64, 64)])
+        call(tmp_path / "none.json")
+    for owner, attribute, value, why in (
+        (torch.cuda, "is_current_stream_capturing", lambda: True, "nothing can be timed while"),
+        (tuning, "INTERPRETED", True, "under TRITON_INTERPRET=1"),
+        (torch.cuda, "is_available", lambda: False, "torch .* sees no GPU"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=rf"{name}\(\): {why}"):
+            patch.setattr(owner, attribute, value)
+            call(shapes)
 
 
 def test_shapes_are_problems() -> None:
@@ -329,7 +264,7 @@ def test_shapes_are_problems() -> None:
     assert next(iter(tuning.problems_of([(8, 8, 8)], torch.int8, "nn"))).out_dtype == torch.int32
 
 
-def test_a_whole_tuning(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_tuning(tuned_on_the_cpu: Path) -> None:
     """Every kernel takes a millisecond, so the model's choice stays, and is known the next time."""
     report = triton_gemm.tune([small()], budget=20)
     (shape,) = report.shapes
@@ -337,8 +272,9 @@ def test_a_whole_tuning(tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch)
     assert report.device == HOPPER.name and report.regret_after == 0.0
     assert triton_gemm.tune([small()], resume=True).shapes[0].outcome == "known"
     steps: list[Any] = []
-    triton_gemm.tune([small()], budget=20, progress=steps.append)
+    (shape,) = triton_gemm.tune([small()], budget=20, bits="any", progress=steps.append).shapes
     assert steps and steps[-1].problem == small()
+    assert shape.torch_us == shape.us == 1000.0 and not shape.torch_faster and str(shape).endswith("; torch 1 of ours")
 
 
 def test_a_model_is_tuned_for_numbers_of_rows(tuned_on_the_cpu: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -347,12 +283,8 @@ def test_a_model_is_tuned_for_numbers_of_rows(tuned_on_the_cpu: Path, caplog: py
     layers = [torch.nn.Linear(K, N, dtype=BF16, device="meta") for N, K in sizes]
     strange = torch.nn.Linear(8, 8, dtype=torch.complex64, device="meta")
     report = triton_gemm.tune(torch.nn.Sequential(*layers, strange), rows=[1, 30, 32], budget=60)
-    assert [(x.problem.M, x.problem.N, x.calls) for x in report.shapes] == [
-        (1, 96, 2),
-        (32, 96, 2),
-        (1, 64, 1),
-        (32, 64, 1),
-    ]
+    found = [(x.problem.M, x.problem.N, x.calls) for x in report.shapes]
+    assert found == [(1, 96, 2), (32, 96, 2), (1, 64, 1), (32, 64, 1)]
     assert all(x.problem.bias == "n" and x.measured for x in report.shapes)
     assert "'3' is left out: its weight is torch.complex64" in caplog.text
     with pytest.raises(ValueError, match="rows=range"):
@@ -361,9 +293,8 @@ def test_a_model_is_tuned_for_numbers_of_rows(tuned_on_the_cpu: Path, caplog: py
         triton_gemm.tune(torch.nn.ReLU(), rows=1)
 
 
-def test_without_memory_for_its_operands_a_product_fails(
-    tuned_on_the_cpu: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("tuned_on_the_cpu")
+def test_without_memory_for_its_operands_a_product_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "operands", FULL)
     (shape,) = triton_gemm.tune([small()], budget=20).shapes
     assert (shape.outcome, shape.why) == ("failed", "CUDA out of memory")
@@ -425,32 +356,25 @@ def test_under_batch_invariance_its_class_is_kept(tuned_on_the_cpu: Path, monkey
     assert requested == [many]
 
 
-def test_importing_sets_the_tuner_and_imports_nothing_for_it() -> None:
-    script = (
-        "import sys, triton_gemm; from triton_gemm import tuning; from triton_gemm.runtime import policies\n"
-        "assert policies._tuner is tuning._choose\n"
-        "late = [m for m in sys.modules if m.startswith('triton_gemm.tuning.')]\n"
-        "assert sorted(late) == [f'triton_gemm.tuning.{x}' for x in ('recording', 'report', 'timing')], late\n"
-        "assert 'rich' not in sys.modules"
-    )
-    printed(script)
-
-
 def test_nvml_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nvml:
-        @staticmethod
-        def nvmlDeviceGetClockInfo(_: object, kind: int, mhz: Any) -> int:  # noqa: N802
-            mhz._obj.value = 1980
-            return 0
+    """And what power limit tables are for."""
 
-        @staticmethod
-        def nvmlDeviceGetCurrentClocksThrottleReasons(_: object, reasons: Any) -> int:  # noqa: N802
-            reasons._obj.value = 0x4 | 0x40
-            return 0
+    def answer(value: int) -> Any:
+        return lambda *given: setattr(given[-1]._obj, "value", value)
 
-    monkeypatch.setattr(nvml, "gpu", lambda uuid: (Nvml, None) if uuid == "known" else None)
-    assert nvml.sm_clock("known") == 1980 and nvml.slowed("known") == ("too hot",)
-    assert nvml.sm_clock("") == 0 and nvml.slowed("") == ()
+    library = SimpleNamespace(
+        nvmlInit_v2=lambda: 0,
+        nvmlDeviceGetHandleByUUID=lambda uuid, _: uuid != b"GPU-known",
+        nvmlDeviceGetPowerManagementLimit=answer(699_800),
+        nvmlDeviceGetClockInfo=answer(1980),
+        nvmlDeviceGetCurrentClocksThrottleReasons=answer(0x4 | 0x40),
+    )
+    monkeypatch.setattr(nvml.ctypes, "CDLL", {"libnvidia-ml.so.1": library}.__getitem__)
+    monkeypatch.setattr(nvml, "gpu", nvml.gpu.__wrapped__)
+    for uuid, watts, mhz, why in (("known", 700, 1980, ("too hot",)), ("other", 0, 0, ()), ("", 0, 0, ())):
+        assert nvml.power_limit.__wrapped__(uuid) == watts
+        assert (nvml.sm_clock(uuid), nvml.slowed(uuid)) == (mhz, why)
+    assert str(GpuKey.of(replace(HOPPER, bus_width=6016, power_limit=600))) == "sm_90-132sms-6016bit-600W"
 
 
 def test_devices_are_found_by_their_uuid(monkeypatch: pytest.MonkeyPatch) -> None:

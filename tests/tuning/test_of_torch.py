@@ -1,4 +1,4 @@
-"""What torch runs for a problem, and how wrong it is: on the CPU, where torch has the same operations."""
+"""Operands of a problem, what torch runs for it, and how wrong that is: on the CPU, where torch has the same."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.lab_fakes import CPU, small
-from triton_gemm.problem import Layout
-from triton_gemm.tuning import truth
+from triton_gemm.problem import GemmProblem, Layout
+from triton_gemm.tuning import operands as drawn
+from triton_gemm.tuning import timing, truth
 from triton_gemm.tuning.of_torch import fp32_precision, scales_of, torchs_product
 from triton_gemm.tuning.operands import BETA, operands
 
@@ -90,6 +91,50 @@ def test_truth_knows_gates(groups: int | None) -> None:
     assert errors[0] <= 0.003 and 0.005 < errors[1] < 0.02
 
 
+CASES: dict[str, dict[str, Any]] = {
+    **{name: changes for name, (changes, _) in HAS.items()},
+    "unaligned rows that are padded": {"a": Layout((0, 104, 1), aligned=False)},
+    "a batch that shares B": {"batch": 3, "a": Layout((48 * 96, 96, 1)), "c": Layout((48 * 64, 64, 1))},
+    "bias of rows, added to fp32": {"bias": "m", "out_dtype": torch.float32},
+    "scales": {"dtype": torch.float8_e4m3fn, "precision": "fp8", "scales": "rows", "bias": "n"},
+    "blocks": {"dtype": torch.float8_e4m3fn, "precision": "fp8", "scales": "blocks"},
+    "one group": {"groups": "m", "batch": 1},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operands_are_those_of_the_problem(case: str) -> None:
+    problem = small(**CASES[case])
+    sets = operands(problem, 2, CPU)
+    a, b, c, *auxiliary = sets[0]
+    names = ("has_beta", "bias", "activation", "scales", "groups", "precision")
+    made = GemmProblem.of(a, b, c, **{name: getattr(problem, name) for name in names})
+    if case == "one group":
+        assert b.dim() == 3 and c.dim() == 2
+    assert made == problem
+    assert len(auxiliary) == len(problem.auxiliary) and all(x.is_contiguous() for x in auxiliary)
+    for x in (a, b, c, *auxiliary):
+        assert x.dtype.itemsize == 1 or not x.is_floating_point() or bool(torch.isfinite(x).all())
+        assert not x.is_floating_point() or x.numel() < 4 or x.float().std() > 0.1
+    assert not problem.K or a.data_ptr() != sets[1][0].data_ptr()
+    assert all(x is y for x, y in zip(auxiliary, sets[1][3:], strict=True))
+    if problem.groups:
+        size = problem.M if problem.groups == "m" else problem.K
+        assert auxiliary[0].tolist() == [size * (i + 1) // problem.batch for i in range(problem.batch)]
+
+
+def test_memory_bounds_the_sets() -> None:
+    problem = small()
+    size = drawn.nbytes(problem)
+    assert timing.set_count(1 << 30, 50 << 20, 80 << 30) == 1
+    assert size == 2 * (48 * 96 + 96 * 64 + 48 * 64)
+    assert drawn.sets_of(problem, 50 << 20, 80 << 30) == timing.MAX_SETS
+    assert drawn.sets_of(problem, 10 * size, 80 << 30) == 20
+    assert drawn.sets_of(problem, 10 * size, 10 * size) == 4
+    with pytest.raises(torch.OutOfMemoryError):
+        drawn.sets_of(problem, 10 * size, 2 * size)
+
+
 @pytest.mark.parametrize("case", LACKS)
 def test_what_torch_lacks_has_a_reason(case: str) -> None:
     changes, why = LACKS[case]
@@ -152,6 +197,5 @@ def test_fp32_is_multiplied_as_the_problem_says(monkeypatch: pytest.MonkeyPatch)
 def test_an_activation_is_torchs() -> None:
     x = torch.randn(100, dtype=torch.float64)
     expected = {"relu": F.relu(x), "gelu": F.gelu(x), "gelu_tanh": F.gelu(x, approximate="tanh"), "silu": F.silu(x)}
-    assert {name: f(x.clone()).tolist() for name, f in truth.ACTIVATIONS.items()} == {
-        name: y.tolist() for name, y in expected.items()
-    }
+    assert truth.ACTIVATIONS.keys() == expected.keys()
+    assert all(torch.equal(f(x.clone()), expected[name]) for name, f in truth.ACTIVATIONS.items())

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import table_fakes
 from tests.support.lab_fakes import FakeLab
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import tables, tuning
 from triton_gemm.problem import GemmProblem
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import Selection, select
+from triton_gemm.selection.select import select
 from triton_gemm.tables.records import illegal
 from triton_gemm.tuning import rows
 from triton_gemm.tuning.candidates import candidates
@@ -65,17 +64,12 @@ def test_few_candidates_are_timed_for_a_range(bits: str) -> None:
     assert winner.config in {x.config for x in found} - known
 
 
-def test_winners_are_stored_with_their_ranges_and_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = table_fakes.own_folder(tmp_path, monkeypatch)
+def test_winners_are_stored_with_their_ranges_and_serve(folder: Path) -> None:
     numbers = range(257, 1025)
     ranges = rows.of_weights({WEIGHT: 1}, numbers)
     fewest = {problem: least for problem, (_, least) in ranges.items()}
     seen: list[GemmProblem] = []
-
-    def true(selection: Selection) -> float:
-        return 1.2 if selection.source == "model" else 1.0
-
-    lab = FakeLab(true)
+    lab = FakeLab(lambda selection: 1.2 if selection.source == "model" else 1.0)
     wishes = Wishes(120.0, fewest_rows=fewest)
     report = Session(lab, Journal(folder / "x.tuning.jsonl", "1"), wishes).run(
         dict.fromkeys(ranges, 1), lambda one: seen.append(one.problem)

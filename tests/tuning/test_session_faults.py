@@ -18,6 +18,7 @@ import pytest
 
 from tests.support import table_fakes
 from tests.support.lab_fakes import FakeLab
+from tests.support.processes import forked
 from tests.support.table_fakes import HOPPER, problem_of
 from tests.support.threads import at_once
 from tests.tuning.test_session import LARGE, SMALL, chance, fastest, tuned
@@ -62,8 +63,7 @@ def test_a_candidate_that_ends_the_process_is_skipped_the_next_time(folder: Path
         Journal(folder / "x.tuning.jsonl", tables.versions()).begin(SMALL, bad)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    child = FORKED.Process(target=die)
-    child.start()
+    child = forked(die)
     child.join()
     assert child.exitcode == -signal.SIGKILL and len(list(folder.iterdir())) == 1
     lab = FakeLab(chance)
@@ -89,8 +89,7 @@ def test_a_process_that_lives_is_left_alone(folder: Path) -> None:
         begun.set()
         threading.Event().wait()
 
-    child = FORKED.Process(target=live)
-    child.start()
+    child = forked(live)
     try:
         assert begun.wait(60)
         assert Journal(path, "1").failure(SMALL, fastest()) is None and len(list(folder.iterdir())) == 1
@@ -182,12 +181,7 @@ def test_kill_9_at_any_time_loses_nothing_that_was_stored(after: int, folder: Pa
     """A child tunes problem after problem and tells each that is stored; it is killed, and the table has them all."""
     problems = {problem_of(64 + 8 * i, 1024, 1024): 1 for i in range(500)}
     received, sent = FORKED.Pipe(duplex=False)
-    child = FORKED.Process(
-        target=tuned,
-        args=(folder, problems),
-        kwargs={"budget": 1e9, "ended": lambda report: sent.send((report.problem, report.stored))},
-    )
-    child.start()
+    child = forked(partial(tuned, folder, problems, budget=1e9, ended=lambda one: sent.send((one.problem, one.stored))))
     stored = [received.recv() for _ in range(after)]
     child.kill()
     child.join()
@@ -207,7 +201,6 @@ def test_a_full_disk_keeps_what_was_there_and_tunes_on(
 ) -> None:
     tuned(folder, {LARGE: 1})
     before = table_fakes.table_in(folder).read_bytes()
-
     with monkeypatch.context() as faulty:
         faulty.setattr(files.os, "fsync", Mock(side_effect=OSError(fault, os.strerror(fault))))
         report = tuned(folder, {SMALL: 1})
