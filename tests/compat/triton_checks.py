@@ -369,9 +369,6 @@ def _build_driver_module() -> None:
         return
     with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_LIBCUDA_PATH", cache)
-        compat.building.nvidia.libcuda_dirs.cache_clear()
-        try:
-            assert compat.build_driver_module(cache=cache) is None
-        finally:
-            compat.building.nvidia.libcuda_dirs.cache_clear()
+        patch.setattr(compat.building.nvidia, "libcuda_dirs", compat.building.nvidia.libcuda_dirs.__wrapped__)
+        assert compat.build_driver_module(cache=cache) is None
         assert list(Path(cache).rglob("cuda_utils*.so"))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.support.learning_fakes import CALLS, Service, World
+from tests.support.processes import forked
 from tests.support.table_fakes import HOPPER
 from triton_gemm.hardware.driver import DriverError
 from triton_gemm.learning import trial, tuner
@@ -319,33 +320,28 @@ def test_what_cannot_be_stored_is_logged(
 
 def test_a_forked_child_learns_nothing_of_its_parents(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.until_it_races()
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            launches = len(world.service.launches)
-            world.call(3000)
-            status = int(turns._learner is not None or len(world.service.launches) != launches)
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def child() -> None:
+        launches = len(world.service.launches)
+        world.call(3000)
+        assert turns._learner is None and len(world.service.launches) == launches
+
+    assert forked(child)() == 0
     world.call()
     assert world.replaced
 
 
 def test_two_processes_that_race_at_once_keep_what_both_learn(service: Service) -> None:
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            service.begin_process()
-            other = World(service, 48)
-            status = int(other.call(2 * CALLS).algorithm != other.fastest.algorithm)
-        finally:
-            os._exit(status)
+
+    def child() -> None:
+        service.begin_process()
+        other = World(service, 48)
+        assert other.call(2 * CALLS).algorithm == other.fastest.algorithm
+
+    ended = forked(child, 300)
     world = World(service)
     assert world.call(2 * CALLS).algorithm == world.fastest.algorithm
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ended() == 0
     assert not list(service.folder.glob("*.tuning.jsonl.*"))
     service.begin_process()
     other = World(service, 48)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 import triton_gemm
 from tests.support.fake_compiler import ROWS, SPLIT, Gpu, N, available, call, operands, own, own_jobs, planned
 from tests.support.patches import replace_all
+from tests.support.processes import forked
 from tests.support.table_fakes import HOPPER
 from tests.support.threads import at_once
 from triton_gemm.compat import compiling_for
@@ -365,10 +365,11 @@ def test_the_binary_is_that_of_the_operands_of_the_call(gpu: Gpu, monkeypatch: p
 
 def test_a_forked_child_waits_and_has_none_of_the_workers(gpu: Gpu) -> None:
     call(planned(ROWS[0]))
-    child = os.fork()
-    if child == 0:
-        os._exit(bool(background._available or background._compilers or gpu.compiler.jobs))
-    assert os.waitpid(child, 0)[1] == 0 and background._available
+
+    def child() -> None:
+        assert not (background._available or background._compilers or gpu.compiler.jobs)
+
+    assert forked(child)() == 0 and background._available
 
 
 def test_workers_compile_what_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from tests.support import fake_cxx, fake_driver
 from tests.support.native_calls import Call
 from tests.support.patches import replace_all
-from tests.support.processes import started
+from tests.support.processes import runs, soon, started
 from triton_gemm import compat
 from triton_gemm.runtime import native_build, native_file
 
@@ -202,7 +202,7 @@ def test_a_compiler_that_hangs_is_killed(new: Path, monkeypatch: pytest.MonkeyPa
     assert native_build.module() is None and time.monotonic() - start < 0.5, "nobody waits for it"
     monkeypatch.setattr(native_build, "_begun", False)
     assert "has not ended in 1 s" in (begun() or "")
-    assert len(compiler.calls()) >= 1 and not alive(tmp_path / "calls.pids")
+    assert len(compiler.calls()) >= 1 and have_ended(tmp_path / "calls.pids")
 
 
 def test_two_threads_begin_once(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,21 +322,9 @@ until(lambda: native_build._module is not None)
 )
 
 
-def alive(pids: Path) -> list[int]:
-    """Of these processes; they have five seconds to end."""
-    for _ in range(100):
-        found = [x for x in map(int, pids.read_text().split()) if state_of(x) not in "ZX"]
-        if not found:
-            break
-        time.sleep(0.05)
-    return found
-
-
-def state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
+def have_ended(pids: Path) -> bool:
+    """Whether these processes end soon."""
+    return soon(lambda: not any(map(runs, map(int, pids.read_text().split()))), 5)
 
 
 # A child that lives on has the pipe, too, whose end else kills the compiler.
@@ -351,7 +339,7 @@ def test_no_compiler_outlives_a_process(how: str, new: Path, monkeypatch: pytest
     running = started(BEGINS + end, tmp_path / "calls.pids")
     _, errors = running.communicate(timeout=60)
     assert how.startswith("SIG") or running.returncode == (how == "an exception")
-    assert not alive(tmp_path / "calls.pids")
+    assert have_ended(tmp_path / "calls.pids")
     left = [x.name for x in new.iterdir() if x.name != ".lock"]
     if how.startswith("SIG"):
         assert running.returncode == -getattr(signal, how)

@@ -91,11 +91,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(cache: Path) -> precompile.Precompiled:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_LIBCUDA_PATH", str(cache / "driver"))  # as an image says where its driver will be
-        compat.building.nvidia.libcuda_dirs.cache_clear()
-        try:
-            return precompile.precompile(PROBLEMS, [HOPPER], cache=cache)
-        finally:
-            compat.building.nvidia.libcuda_dirs.cache_clear()
+        patch.setattr(compat.building.nvidia, "libcuda_dirs", compat.building.nvidia.libcuda_dirs.__wrapped__)
+        return precompile.precompile(PROBLEMS, [HOPPER], cache=cache)
 
 
 def test_a_plan_finds_in_the_cache_what_was_compiled_ahead(cache: Path, made: precompile.Precompiled) -> None:
@@ -195,11 +192,8 @@ def test_the_driver_module_needs_no_compiler_where_it_was_built(cache: Path, mad
 def test_why_there_is_no_driver_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
     monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
-    compat.building.nvidia.libcuda_dirs.cache_clear()
-    try:
-        assert "no-compiler" in str(compat.build_driver_module(cache=tmp_path))
-    finally:
-        compat.building.nvidia.libcuda_dirs.cache_clear()
+    monkeypatch.setattr(compat.building.nvidia, "libcuda_dirs", compat.building.nvidia.libcuda_dirs.__wrapped__)
+    assert "no-compiler" in str(compat.build_driver_module(cache=tmp_path))
     monkeypatch.delenv("CC")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert compat.build_driver_module() == "there is no C compiler: set CC, or install gcc"

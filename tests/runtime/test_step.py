@@ -318,29 +318,29 @@ def test_hooks_on_launches_are_called_around_each(every: Launched, monkeypatch: 
     assert [x.stream for x in every.driver.by_python] == [5, 7, 9]
 
 
-@pytest.mark.parametrize("grid", [(0, 4, 2), (6, 0, 2), (6, 4, 0)], ids=str)
-def test_of_an_empty_grid_nothing_is_launched(grid: tuple[int, int, int], driver: fake_driver.Driver) -> None:
-    found = Launched(driver, replace(LAUNCH, grid=grid), MADE)
-    driver.answers.append(1)
-    found.call(0, (1, 0, 16, 32, 48))
-    assert driver.by_python == [] and driver.answers == [1]
+PDL, COOPERATIVE = (6, struct.pack("i8x", 1)), (2, struct.pack("i8x", 1))
+BOTH: dict[str, Any] = {"pdl": True, "cooperative": True}
+# What machine code says, the programs of a cluster; the CTAs of a grid, of a cluster, and the other attributes.
+CONFIGURATIONS: dict[str, tuple[dict[str, Any], int, tuple[int, ...], int, list[Any]]] = {
+    "plain": ({}, 1, (6, 4, 2), 1, []),
+    "programmatic": ({"pdl": True}, 1, (6, 4, 2), 1, [PDL]),
+    "cooperative": ({"cooperative": True}, 1, (6, 4, 2), 1, [COOPERATIVE]),
+    "two CTAs a program": ({**BOTH, "ctas": 2}, 1, (12, 4, 2), 2, [PDL, COOPERATIVE]),
+    "clusters of two programs": (BOTH, 2, (6, 4, 2), 2, [PDL, COOPERATIVE]),
+    "the largest clusters": ({}, 8, (6, 4, 2), 8, []),
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "cluster", "grid", "ctas"),
-    [({}, 1, (6, 4, 2), 1), ({"ctas": 2}, 1, (12, 4, 2), 2), ({}, 2, (6, 4, 2), 2), ({}, 8, (6, 4, 2), 8)],
-    ids=["plain", "two CTAs a program", "clusters of two programs", "the largest clusters"],
-)
-def test_a_grid_is_in_ctas(
-    changes: dict[str, Any], cluster: int, grid: tuple[int, ...], ctas: int, driver: fake_driver.Driver
-) -> None:
-    made = MADE._replace(warps=8, shared=5000, pdl=True, cooperative=True, **changes)
-    found = Launched(driver, replace(LAUNCH, cluster=cluster), made)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_how_a_step_is_launched(name: str, driver: fake_driver.Driver) -> None:
+    """As the structures of CUDA's headers have it. A grid is in CTAs."""
+    changes, cluster, grid, ctas, attributes = CONFIGURATIONS[name]
+    found = Launched(driver, replace(LAUNCH, cluster=cluster), MADE._replace(warps=8, shared=5000, **changes))
     found.call(0, (1, 0, 16, 32, 48))
     [seen] = driver.by_python
     assert (seen.grid, seen.block, seen.shared) == (grid, (256, 1, 1), 5000)
     clusters = [(4, struct.pack("III", ctas, 1, 1)), (5, struct.pack("i8x", 1))]
-    assert [*seen.attributes] == [*((x, struct.pack("i8x", 1)) for x in (6, 2)), *(clusters if ctas > 1 else [])]
+    assert [*seen.attributes] == attributes + (clusters if ctas > 1 else [])
 
 
 @pytest.mark.parametrize(("cluster", "ctas"), [(16, 1), (1, 16), (9, 1)])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import soon, started
+from tests.support.processes import runs, soon, started
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.kernels.launch import compiled
@@ -64,14 +64,6 @@ def one() -> Iterator[Worker]:
 
 def pid_of(made: Worker) -> int:
     return made.process.pid
-
-
-def runs(pid: int) -> bool:
-    """Whether there is such a process that has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def finished(compiler: Compiler, *jobs: object) -> list[str | None]:

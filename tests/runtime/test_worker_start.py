@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.test_worker import runs
-from tests.support.processes import soon
+from tests.support.processes import runs, soon
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm.runtime import background, worker
 from triton_gemm.runtime.worker import LostError, Worker

@@ -8,9 +8,7 @@ import importlib
 import multiprocessing
 import os
 import pkgutil
-import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +21,7 @@ import triton_gemm
 from tests.runtime.test_plan import half, key_of, plan_without_a_gpu
 from tests.support import fake_driver
 from tests.support.patches import replace_all
-from tests.support.processes import printed
+from tests.support.processes import forked, printed
 from tests.support.table_fakes import HOPPER, problem_of
 from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path
@@ -65,22 +63,6 @@ def planned() -> list[str]:
     return [str(policies.choose(problem_of(*size), HOPPER)) for size in sizes][1:]
 
 
-def in_child(work: Callable[[], object]) -> int:
-    """The exit status of a forked child that does it; it is ended where it hangs."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.alarm(SECONDS)
-            work()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 FORK = """
 from tests.runtime import test_workers
 test_workers.fork_while_all_is_locked()
@@ -112,8 +94,7 @@ def fork_while_all_is_locked() -> None:
             assert lock.acquire(timeout=5), f"{name} is held for ever: compat.free_in_children"
         assert made.compiling.acquire(timeout=5), "a plan's step is held for ever"
 
-    assert in_child(free) == 0
-    assert in_child(planned) == 0
+    assert forked(free)() == forked(planned)() == 0
     end.set()
     holder.join()
 

@@ -1,11 +1,13 @@
-"""Runs Python in a new process, in which nothing was imported, patched or launched before."""
+"""Runs Python in a new process, in which nothing was imported, patched or launched before, or in a forked one."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +42,30 @@ def started(code: str, *arguments: object, **variables: str | None) -> subproces
     """Starts a process that runs this code."""
     command, pipe = [sys.executable, "-c", code, *map(str, arguments)], subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=environment(**variables), stdout=pipe, stderr=pipe, text=True)
+
+
+def forked(work: Callable[[], object], seconds: int = 60) -> Callable[[], int]:
+    """Starts a forked child that does this work, and is ended where it hangs. Call the result for its exit status."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(seconds)
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return lambda: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def soon(happens: Callable[[], bool], seconds: float = 10.0) -> bool:
