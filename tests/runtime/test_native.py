@@ -10,8 +10,6 @@ import sys
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -26,8 +24,6 @@ from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.kernels.launch import TensorMap
 from triton_gemm.problem import PRODUCT, Request
 from triton_gemm.runtime import native, plan, workspace
-from triton_gemm.runtime import step as steps
-from triton_gemm.runtime.binaries import launches_on
 from triton_gemm.runtime.step import parameters_of
 from triton_gemm.selection import generation
 
@@ -121,43 +117,6 @@ def test_what_is_added_is_copied_first(
     assert [of_python + x[8:] if x[:8] == of_cpp else x for x in seen.parameters] == list(parameters)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({"pdl": False}, id="not programmatic"),
-        pytest.param({"pdl": True}, id="programmatic"),
-        pytest.param({"cooperative": True}, id="cooperative"),
-        pytest.param({"ctas": 2, "shared": 1000}, id="two CTAs a program"),
-        pytest.param({"cluster": 2}, id="clusters of two programs"),
-    ],
-)
-def test_attributes_are_those_of_triton(
-    driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-) -> None:
-    cluster = changes.get("cluster", 1)
-    compiled = steps.compiled
-
-    def changed(launch: Any, operands: Any, scalars: Any) -> Any:
-        made = copy(compiled(launch, operands, scalars))
-        warps, ctas, shared = made.packed_metadata
-        made.packed_metadata = warps, changes.get("ctas", ctas), changes.get("shared", shared)
-        about = {"launch_pdl": changes.get("pdl"), "launch_cooperative_grid": changes.get("cooperative")}
-        made.metadata = made.metadata._replace(**{name: x for name, x in about.items() if x is not None})
-        driver.compiled[made.asm["cubin"]] = made
-        return made
-
-    monkeypatch.setattr(steps, "compiled", changed)
-    monkeypatch.setattr(plan, "launches_on", lambda *x: [replace(one, cluster=cluster) for one in launches_on(*x)])
-    call = Call(driver, *SMALL)
-    [made] = call.plan().steps
-    assert call.by_cpp() is not None
-    call.by_python()
-    expected = fake_driver.launched(driver.kernels[made.entry.function], made.launch.grid, cluster)
-    for seen in (*driver.seen, *driver.by_python):
-        assert (seen.grid, seen.block, seen.shared, seen.attributes) == expected
-    assert driver.seen and driver.by_python
-
-
 # --- Results and operands ---
 
 
@@ -216,9 +175,6 @@ def test_operands_may_lie_anywhere_and_factors_are_those_of_the_call(call: Call,
         assert call.driver.seen[0].parameters == expected[0]
 
 
-# --- What an entry does not cover ---
-
-
 # --- What the dispatcher has seen to, and else is looked at here ---
 
 
@@ -247,20 +203,16 @@ def test_a_users_call_is_checked_for_gradients_and_modes(undispatched: Call) -> 
     assert call.by_cpp() is not None
 
 
-def test_versions_count_writes(driver: fake_driver.Driver) -> None:
-    for dispatched, writes in ((False, 1), (True, 0)):
-        call = Call(driver, *SMALL, operation="x", request=PRODUCT, out=half(256, 768), dispatched=dispatched).planned()
-        before = call.out._version
-        assert call.by_cpp() is call.out
-        assert call.out._version == before + writes
-
-
-def test_an_inference_tensor_is_written_by_the_dispatcher_alone(driver: fake_driver.Driver) -> None:
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("by", ["Python", "C++"])
+def test_writes_are_counted_and_allowed(by: str, dispatched: bool, driver: fake_driver.Driver) -> None:
+    """Unless the dispatcher has seen to both. Who checks refuses what may not be written outside of inference mode."""
+    call = Call(driver, *SMALL, request=PRODUCT, out=half(256, 768), dispatched=dispatched).planned()
+    before = call.out._version
+    assert call.by(by) is call.out and call.out._version == before + (not dispatched)
     with torch.inference_mode():
         out = half(256, 768)
-    for dispatched in (False, True):
-        call = Call(driver, *SMALL, request=PRODUCT, out=half(256, 768), dispatched=dispatched).planned()
-        assert (call.by_cpp(out=out) is not None) == dispatched
+    assert (call.by(by, out=out) is not None) == dispatched
 
 
 @pytest.mark.parametrize("which", ["a", "b", "auxiliary"])
@@ -284,23 +236,17 @@ def test_an_out_that_overlaps_an_operand_is_python_s(driver: fake_driver.Driver,
 
 @pytest.mark.parametrize("by", ["answers", "refused"])
 def test_what_the_driver_refuses_is_triton_s_error(call: Call, by: str) -> None:
-    """The driver refuses a launch, or a tensor map's address, without which nothing is launched."""
-    getattr(call.driver, by).append(700)
-    with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: an illegal address$"):
-        call.by_cpp()
-    assert len(call.driver.seen) == (by == "answers")
-    assert call.by_cpp() is not None
-
-
-@pytest.mark.parametrize("by", ["answers", "refused"])
-def test_a_thread_without_a_context_gets_one(call: Call, by: str) -> None:
-    getattr(call.driver, by).append(201)
-    assert call.by_cpp() is not None
-    assert len(call.driver.seen) == 1 + (by == "answers")
-    assert call.driver.contexts == [-1]
-    getattr(call.driver, by).extend([201, 201])
-    with pytest.raises(RuntimeError, match="Triton Error"):
-        call.by_cpp()
+    """The driver refuses a launch, or a tensor map's address, without which nothing is launched. A thread without a
+    context gets one first."""
+    errors = getattr(call.driver, by)
+    for refused, contexts in (([700], []), ([201, 201], [-1])):
+        errors.extend(refused)
+        call.driver.contexts.clear()
+        with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: an illegal address$"):
+            call.by_cpp()
+        assert len(call.driver.seen) == len(refused) * (by == "answers") and call.driver.contexts == contexts
+    errors.append(201)
+    assert call.by_cpp() is not None and len(call.driver.seen) == 1 + (by == "answers")
 
 
 def test_the_oldest_calls_are_given_up(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -17,6 +18,7 @@ from tests.runtime.test_native import call as call
 from tests.support import fake_driver
 from tests.support.native_calls import CALL, Call
 from tests.support.product_checks import fp32_precision
+from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.problem import SUM, Request
 from triton_gemm.runtime import native, native_build, policies
 from triton_gemm.selection import generation
@@ -53,6 +55,20 @@ def test_whether_an_address_is_a_multiple_of_16_is_in_the_key(
 
     found = [offset for offset in range(0, 64, 2) if is_found(offset)]
     assert found == [x for x in range(0, 64, 2) if (x % 16 == 0) == (first % 16 == 0)]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"pdl": True}, {"cooperative": True}, {"cluster": 4}, {"pdl": True, "cooperative": True, "cluster": 2}],
+    ids=str,
+)
+def test_the_driver_is_shown_what_python_shows_it(how: dict[str, Any], driver: fake_driver.Driver) -> None:
+    """Which tests/runtime/test_step.py has."""
+    step, table = STEP._replace(grid=(8, 4, 2), shared=5000, **how), native.table(native_build._module, 8)
+    call = "mm", B, B, (), SUM, None, True
+    assert table.keep(call, ENTRY._replace(steps=(step,))) and table.take(*call) is not None
+    assert hardware_driver.launch(hardware_driver.launch_config(step), ctypes.c_void_p(step.function), None) == 0
+    assert driver.seen == driver.by_python != []
 
 
 class Subclass(torch.Tensor):

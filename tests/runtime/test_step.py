@@ -256,35 +256,24 @@ def test_an_address_of_a_tensor_map_is_replaced_where_it_has_changed(every: Laun
 
 
 @pytest.mark.parametrize("what", ["answers", "refused"])
-def test_a_thread_without_a_context_gets_one(what: str, every: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the step's device, where the launch or a tensor map wants one."""
-    contexts: list[int] = []
+def test_errors_of_a_launch(what: str, every: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or of a tensor map, without which nothing is launched. A thread without a context gets that of the step's device;
+    other errors are raised in Triton's words, and the next launch works."""
+    contexts, errors, calls = list[int](), getattr(every.driver, what), [(1, 0, 16, 32, 48), (2, 0, 64, 80, 96)]
     monkeypatch.setattr(hardware_driver, "ensure_context", contexts.append)
-    every.call(0, (1, 0, 16, 32, 48))
-    assert contexts == []
-    getattr(every.driver, what).append(201)
-    every.call(0, (2, 0, 64, 80, 96))
-    assert contexts == [3] and every.shown[-1] == every.expected(2, 0, 64, 80, 96)
-    assert len(every.shown) == (3 if what == "answers" else 2)
-    getattr(every.driver, what).extend([201, 201])
-    with pytest.raises(RuntimeError, match=r"Triton Error \[CUDA\]: an illegal address"):
-        every.call(0, (2, 0, 128, 144, 96))
-    assert contexts == [3, 3]
-
-
-@pytest.mark.parametrize("what", ["answers", "refused"])
-def test_a_launch_that_fails_says_so_and_the_next_works(what: str, every: Launched) -> None:
-    """In Triton's words."""
-    every.call(0, (1, 0, 16, 32, 48))
-    getattr(every.driver, what).append(700)
-    with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: an illegal address$"):
-        every.call(0, (2, 0, 64, 80, 96))
-    launches = 1 + (what == "answers")
-    assert len(every.driver.by_python) == launches
-    for values in ((2, 0, 64, 80, 96), (1, 0, 16, 32, 48)):
-        every.call(0, values)
-        assert every.shown[-1] == every.expected(*values)
-    assert len(every.driver.by_python) == launches + 2
+    every.call(0, calls[0])
+    for refused, wanted in (([201, 201], [3]), ([700], [])):
+        every.driver.by_python.clear(), contexts.clear()
+        errors.extend(refused)
+        with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: an illegal address$"):
+            every.call(0, calls[1])
+        assert contexts == wanted and len(every.shown) == len(refused) * (what == "answers")
+        for values in calls[::-1]:
+            every.call(0, values)
+            assert contexts == wanted and every.shown[-1] == every.expected(*values)
+    errors.append(201)
+    every.call(0, calls[1])
+    assert contexts == [3] and every.shown[-1] == every.expected(*calls[1])
 
 
 def test_an_interruption_leaves_the_next_launch_right(every: Launched, monkeypatch: pytest.MonkeyPatch) -> None:

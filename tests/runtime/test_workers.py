@@ -202,27 +202,26 @@ def test_an_address_that_comes_again_with_other_strides_has_another_plan(monkeyp
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> plan.GemmPlan:
     """A plan that compiles nothing, and is found by `plan_for`."""
-    replace_all(
-        monkeypatch, plan, current_device=lambda: 0, current_stream=lambda _: 0, ensure_context=lambda _: None, PLANS={}
-    )
+    fake_driver.launch_on_device_0(monkeypatch)
     made = plan_without_a_gpu(half(64, 32), half(32, 48), half(64, 48))
-    monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
+    replace_all(monkeypatch, plan, PLANS={}, _new_plan=lambda *_: made)
     return made
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("PassManager::run failed")], ids=repr)
 @pytest.mark.parametrize("where", ["choice", "compiler", "loading"])
-def test_after_an_interruption_the_next_call_begins_anew(
-    where: str, on_a_gpu: plan.GemmPlan, monkeypatch: pytest.MonkeyPatch
+def test_after_an_interruption_or_an_error_the_next_call_begins_anew(
+    where: str, error: BaseException, on_a_gpu: plan.GemmPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while a kernel is chosen, compiled or loaded leaves no lock that is held, and nothing half made."""
+    """Ctrl-C, or an error, while a kernel is chosen, compiled or loaded leaves no lock held, and nothing half made."""
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     driver = fake_driver.take_driver(monkeypatch)
     replace_all(monkeypatch, step, compiled=lambda launch, *_: launch, machine_code=fake_driver.made_up)
     places = {"choice": (plan, "_new_plan"), "compiler": (step, "compiled"), "loading": (hardware_driver, "load")}
     with monkeypatch.context() as patch:
-        patch.setattr(*places[where], Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(*places[where], Mock(side_effect=error))
         for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(type(error), match=str(error)):
                 plan.multiply(a, b, c)
     assert not on_a_gpu.compiled and all(one.call is None for one in on_a_gpu.steps) and driver.by_python == []
     at_once(*16 * [lambda: plan.multiply(a, b, c)])  # in threads, which would wait if the lock were still held
