@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.support import learning_fakes
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm.learning import block
 from triton_gemm.learning.block import Layout, Operands, is_free
@@ -59,8 +60,7 @@ def operands(problem: GemmProblem) -> Operands:
 @pytest.fixture(autouse=True)
 def copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's, by the host."""
-    monkeypatch.setattr(block, "copy", learning_fakes.copy)
-    monkeypatch.setattr(block, "synchronize", lambda _: None)
+    replace_all(monkeypatch, block, copy=learning_fakes.copy, synchronize=lambda _: None)
 
 
 def part(made: Operands, key: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -153,15 +153,10 @@ def test_sets_go_past_the_cache_and_fit() -> None:
     assert small is not None and (small.sets, small.own) == (4, False)
     assert large is not None and (large.sets, large.own) == (2, False)
     assert huge is not None and huge.own and ("b", 0) not in huge.places and huge.nbytes < 16 * MIB
+    made = Operands(problem_of(16, 28672, 4096), huge, torch.zeros(huge.nbytes, dtype=torch.uint8), 4096)
+    values = [made.values(plan_of(problem_of(16, 28672, 4096)), n) for n in range(4)]
+    assert {of_b for _, _, _, of_b, *_ in values} == {4096}, "a large weight is the call's"
     assert of(8192, 28672, 8192) is None and of(8192, 7168, 7168) is None
-
-
-def test_a_large_weight_is_the_calls() -> None:
-    problem = problem_of(16, 28672, 4096)
-    layout = Layout.of(problem, [plan_of(problem)], 60 * MIB)
-    assert layout is not None and layout.own
-    made = Operands(problem, layout, torch.zeros(layout.nbytes, dtype=torch.uint8), 4096)
-    assert {made.values(plan_of(problem), n)[3] for n in range(4)} == {4096}
 
 
 def test_memory_is_torchs_own_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +164,9 @@ def test_memory_is_torchs_own_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) 
     segment = {"device": 0, "stream": 7, "segment_type": "large", "segment_pool_id": (0, 0), "blocks": [one]}
     monkeypatch.setattr(block, "memory_segments", lambda: [segment])
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
-    unused = [300 * MIB]
+    unused, free = [300 * MIB], [80 << 30]
+    replace_all(monkeypatch, torch.cuda, memory_allocated=lambda _: 1000 * MIB, mem_get_info=lambda _: (free[0], 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 1000 * MIB + unused[0])
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1000 * MIB)
-    free = [80 << 30]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 80 << 30))
     assert is_free(0, 7, 256 * MIB)
     unused[0] = 200 * MIB
     assert not is_free(0, 7, 256 * MIB), "no snapshot is asked for"

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -218,21 +219,23 @@ def test_errors_end_learning_and_no_call(
     assert world.service.tuner.broken and caplog.text.count("nothing is learned any more") == 1
 
 
-def test_one_error_costs_one_race(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "error"), [("Mark", IndexError), ("fills_what_is_empty", torch.OutOfMemoryError)])
+def test_one_error_costs_one_race(
+    name: str, error: type[Exception], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's memory that is gone is no error."""
     with monkeypatch.context() as patch:
-        patch.setattr(trial, "Mark", lambda *_: 1 // 0)
+        patch.setattr(trial, name, Mock(side_effect=error))
         world.call()
+    assert world.service.tuner.failures == (error is IndexError)
     world.service.now += tuner.AGAIN_S
     assert world.call().algorithm == world.fastest.algorithm
 
 
-def test_a_gpu_that_is_lost_ends_learning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object) -> float:
-        raise DriverError("cuEventQuery", 700)
-
+def test_a_gpu_that_is_lost_ends_learning(world: World) -> None:
     world.until_it_races()
     for graph in world.service.graphs:
-        graph.read = read
+        graph.read = Mock(side_effect=DriverError("cuEventQuery", 700))
     world.call()
     assert world.service.tuner.broken and not world.service.graphs
 
@@ -256,16 +259,6 @@ def test_the_gpus_memory_is_not_held_for_long(world: World) -> None:
     assert not any(x.has_turn for x in world.service.tuner.trials.values())
     world.service.gpu_free, world.service.now = 40 << 30, world.service.now + tuner.AGAIN_S
     assert world.call().algorithm == world.fastest.algorithm
-
-
-def test_torchs_memory_that_is_gone_ends_a_race(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trial, "fills_what_is_empty", full)
-        world.call()
-    assert not world.service.tuner.broken and not world.service.tuner.failures
 
 
 @pytest.mark.parametrize("where", ["a call", "a look", "a launch by Python"])

@@ -208,7 +208,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> plan.GemmPlan:
     return made
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("PassManager::run failed")], ids=repr)
+@pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), RuntimeError("PassManager::run failed")], ids=repr)
 @pytest.mark.parametrize("where", ["choice", "compiler", "loading"])
 def test_after_an_interruption_or_an_error_the_next_call_begins_anew(
     where: str, error: BaseException, on_a_gpu: plan.GemmPlan, monkeypatch: pytest.MonkeyPatch
