@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -204,16 +205,20 @@ def test_few_of_what_workers_have_sent_are_kept(monkeypatch: pytest.MonkeyPatch)
     assert [*binaries._received.values()] == [3, 1, 4]
 
 
-def test_a_capture_waits_for_its_own_kernel(gpu: Gpu) -> None:
+@pytest.mark.parametrize("why", ["a capture", "Inductor times it", "something times it"])
+def test_own_kernels_are_waited_for(why: str, gpu: Gpu) -> None:
     """A graph would keep what stands in."""
     first, second, third, _ = map(planned, ROWS)
     call(first)
     call(third)
-    gpu.capturing = True
+    gpu.capturing = why == "a capture"
     gpu.ran.clear()
-    call(second)
-    call(third)
+    blocks = {"Inductor times it": background.first_calls("own kernel"), "something times it": background.held()}
+    with blocks.get(why, nullcontext()):
+        call(second)
+        call(third)
     assert gpu.ran == own(second) + own(third) and gpu.waited == own(first) + own(second) + own(third)
+    assert not gpu.compiler.jobs and not background._held
 
 
 def test_a_call_that_does_not_wait_launches_nothing(gpu: Gpu) -> None:
@@ -268,20 +273,6 @@ def test_a_call_joins_the_worker_that_compiles_its_kernel(gpu: Gpu, monkeypatch:
     assert not wanted.ordered
 
 
-def test_whatever_times_products_holds_the_background(gpu: Gpu) -> None:
-    first, second, third, _ = map(planned, ROWS)
-    for made in (first, second, second):
-        call(made)
-    gpu.end()
-    with background.held():
-        gpu.ran.clear()
-        call(second)
-        call(third)
-        assert gpu.ran == own(second) + own(third)
-    assert [x[0] for x in gpu.compiler.jobs] == [second.problem]
-    assert not background._held
-
-
 def test_without_a_cache_or_workers_calls_wait(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     call(planned(ROWS[0]))
     monkeypatch.setattr(background, "_can_cache", lambda: False)
@@ -324,22 +315,14 @@ def test_whoever_must_not_wait_waits_for_no_thread(gpu: Gpu, monkeypatch: pytest
     assert gpu.ran == own(made) * 2
 
 
-def test_own_kernels_are_waited_for_where_inductor_times_them(gpu: Gpu) -> None:
-    first, second, *_ = map(planned, ROWS)
-    call(first)
-    with background.first_calls("own kernel"):
-        call(second)
-    assert gpu.waited == own(first) + own(second)
-
-
 def test_a_takeover_that_fails_is_tried_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, *_ = map(planned, ROWS)
     for made in (first, second, second):
         call(made)
     gpu.end()
     with monkeypatch.context() as patch:
-        patch.setattr(step, "compiled", Mock(side_effect=RuntimeError("out of memory")))
-        patch.setattr(step, "compiled_before", lambda *_: None)
+        fails = Mock(side_effect=RuntimeError("out of memory"))
+        replace_all(patch, step, compiled=fails, compiled_before=lambda *_: None)
         with pytest.raises(RuntimeError, match="out of memory"):
             call(second)
     call(second)

@@ -18,10 +18,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import triton
 from triton.runtime.jit import JITCallable
 
 import triton_gemm
-from tests.support.processes import printed
+from tests.support.patches import replace_all
+from tests.support.processes import printed, soon
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
@@ -234,12 +236,10 @@ def test_what_fails_while_others_compile_is_compiled_again_by_itself(
     again = Crowded()
     monkeypatch.setattr(compat.JITFunction, "warmup", again.warmup)
     compiler = Compiler(
-        lambda job: compiled(jobs[job], binaries.operands_of(job, [jobs[job]]), binaries.SCALARS),
-        threads=4,
+        lambda job: compiled(jobs[job], binaries.operands_of(job, [jobs[job]]), binaries.SCALARS), threads=4
     )
     compiler.add(problems)
-    while not all(map(compiler.done, problems)):
-        compiler.pause(0.1)
+    assert soon(lambda: all(map(compiler.done, problems)), 60)
     compiler.close()
     assert [compiler.failure(problem) for problem in problems] == 4 * [None] and again.calls > len(problems)
 
@@ -276,8 +276,8 @@ def test_a_compiler_that_hangs_keeps_no_other_one(monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_says_what_it_could_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(precompile, "compiled", Mock(side_effect=ValueError("ptxas\ndied")))
-    monkeypatch.setattr(precompile, "build_driver_module", lambda *_: None)
+    fails = Mock(side_effect=ValueError("ptxas\ndied"))
+    replace_all(monkeypatch, precompile, compiled=fails, build_driver_module=lambda *_: None)
     made = precompile.precompile([problem_of()], [device_of_capability((7, 5)), HOPPER], cache=tmp_path)
     assert made.kernels == 0 and len(made.failures) == 2
     assert "needs compute capability 8.0" in made.failures[0]
@@ -290,9 +290,8 @@ def test_what_cannot_be_described_is_one_failure(monkeypatch: pytest.MonkeyPatch
             raise KeyError(64)
         return launches(problem, selection)
 
-    monkeypatch.setattr(precompile, "launches_on", describe)
-    monkeypatch.setattr(precompile, "compiled", lambda *_: None)
-    monkeypatch.setattr(precompile, "build_driver_module", lambda *_: None)
+    replace_all(monkeypatch, precompile, launches_on=describe)
+    replace_all(monkeypatch, precompile, compiled=lambda *_: None, build_driver_module=lambda *_: None)
     done: list[tuple[int, int]] = []
     problems = [problem_of(64), problem_of()]
     made = precompile.precompile(problems, [HOPPER], cache=tmp_path, progress=lambda *how: done.append(how))
@@ -315,8 +314,6 @@ def test_an_interruption_ends_it_soon(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_the_active_driver_is_the_one_of_before() -> None:
-    import triton
-
     before = triton.runtime.driver._active
     with pytest.raises(KeyError), compat.compiling_for((9, 0)):
         assert triton.runtime.driver.active.get_current_target().arch == 90
