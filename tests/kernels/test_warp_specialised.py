@@ -25,7 +25,7 @@ from tests.support.kernel_cases import (
     splits,
     wholes,
 )
-from tests.support.simulated_plans import CPU, check, simulation, summed
+from tests.support.simulated_plans import CPU, check, readable, simulation, summed
 from tests.support.table_fakes import HOPPER
 from tests.support.tiles_on_cpu import CLUSTERED, CONFIGS, ORDERS, every_form, in_form, of_cluster
 from triton_gemm.arithmetic import EMULATED
@@ -130,10 +130,8 @@ def test_tf32(kernel: SimpleNamespace, orders: str, config: TileConfig) -> None:
 @pytest.mark.parametrize("turn", range(4))
 def test_planes(kernel: SimpleNamespace, turn: int, precision: str) -> None:
     """A few configurations, whole, split anywhere among the terms, and a batch."""
-    planes = EMULATED[precision]
-    probe = Operands(Case((64, 64, 64), "nnn", dtype=torch.float32, precision=precision), CPU).problem
-    configs = warp_specialised.configs(planes.dtype)
-    probe = repacked(probe, ("a", "b"))
+    probe = readable(Case((64, 64, 64), "nnn", dtype=torch.float32, precision=precision))
+    configs = warp_specialised.configs(probe.planes.dtype)
     legal = [config for config in configs if warp_specialised.illegal(probe, HOPPER, config) is None]
     config = legal[(turn * 5 + list(EMULATED).index(precision)) % len(legal)]
     m, n, k = blocks(config)

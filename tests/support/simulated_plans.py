@@ -57,6 +57,12 @@ def simulation(problem: GemmProblem, config: TileConfig, schedule: Schedule, mod
     return Launched(problem, launches, copied=in_planes)
 
 
+def readable(case: Case) -> GemmProblem:
+    """A case's problem, as kernels read it."""
+    problem = Operands(case, CPU).problem
+    return repacked(problem, ("a", "b")) if problem.planes.count > 1 else problem
+
+
 def in_planes(problem: GemmProblem, a: Tensor, b: Tensor) -> tuple[GemmProblem, Tensor, Tensor]:
     planes = problem.planes
     if planes.count == 1:
