@@ -10,9 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.gluon_memory import Barrier, Barriers
 from tests.support.gluon_on_cpu import run
-from tests.support.gluon_threads import Program
 from tests.support.group_truth import assert_right, listed_tiles
 from tests.support.kernel_cases import (
     CIRCUMSTANCES,
@@ -284,30 +282,8 @@ def test_illegal_clusters_are_named(kernel: SimpleNamespace, reason: str, monkey
         illegal = warp_specialised.illegal
     assert illegal(problem, device, config) == reason
     assert illegal(problem, device, replace(config, CLUSTER_M=1, CLUSTER_N=1)) is None
-
-
-def test_a_message_names_what_does_not_fit_in_clusters_either(kernel: SimpleNamespace) -> None:
-    config = replace(in_form((64, 96), (2, 2)), num_stages=20)
-    problem = GemmProblem.of(*(torch.empty(512, 512, dtype=torch.bfloat16, device="meta"),) * 3)
-    assert "bytes of shared memory" in kernel.illegal(problem, HOPPER, config)
-
-
-def test_a_program_may_not_end_while_something_comes() -> None:
-    """Nor may its shared memory be reached afterwards."""
-    ctas: list[Program] = []
-    for i in range(2):
-        ctas.append(Program((i, 0, 0), (2, 1, 1), 4, {}, ctas[0].cluster if ctas else [], all_warps=4))
-        ctas[-1].cluster.append(ctas[-1])
-    with pytest.raises(AssertionError, match="may not be there"):
-        ctas[0].peer(1)
-    for cta in ctas:
-        cta.published, cta.joined = True, 4
-    assert ctas[0].peer(1) is ctas[1]
-    ctas[1].memory.append(Barriers([Barrier(1, loads=[lambda: 0])]))
-    with pytest.raises(AssertionError, match="on its way"):
-        ctas[1].end()
-    with pytest.raises(AssertionError, match="has ended"):
-        ctas[0].peer(1)
+    too_deep = replace(in_form((64, 96), (2, 2)), num_stages=20)
+    assert "bytes of shared memory" in kernel.illegal(replace(problem, groups=None), HOPPER, too_deep)
 
 
 # --- What it cannot be ---

@@ -1,4 +1,4 @@
-"""The compiler of the background: who waits for it, and when its workers end."""
+"""The compiler of the background: who waits for it, and how many threads it has."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 import triton_gemm
 from triton_gemm.runtime import background, compiling
 from triton_gemm.runtime.compiling import Compiler
-from triton_gemm.runtime.worker import LostError
 
 Makes = Callable[..., Compiler]
 
@@ -104,49 +102,6 @@ def test_what_compiles_for_too_long_has_failed_and_keeps_no_one(compiler_of: Mak
     assert not compiler.done("late"), "it has not begun"
     assert all(thread.daemon for thread in compiler.threads)
     waits.begin.set()
-
-
-class IdleWorker:
-    """Notes when a process is started and ended."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.process: object = None
-        self.ended = threading.Event()
-
-    def start(self) -> None:
-        self.process = object()
-        self.calls.append("start")
-
-    def compile(self, job: object, limit_s: float) -> None:
-        self.calls.append(f"compile {job}")
-
-    def end(self, patience_s: float = 0.0) -> int:
-        self.process = None
-        self.calls.append("end")
-        self.ended.set()
-        return 0
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_worker_without_a_job_ends_and_another_starts(compiler_of: Makes) -> None:
-    worker = IdleWorker()
-    compiler = compiler_of(lambda _: None, lambda: worker, 1, idle_s=0.05)
-    for job in (1, 2):
-        worker.ended.clear()
-        compiler.add([job])
-        assert compiler.wait(10) and worker.ended.wait(10)
-    assert worker.calls == ["start", "compile 1", "end", "start", "compile 2", "end"]
-
-
-def test_who_has_no_workers_is_warned_once(compiler_of: Makes) -> None:
-    worker, messages = IdleWorker(), []
-    worker.start = Mock(side_effect=LostError("no processes"))
-    compiler = compiler_of(lambda _: None, lambda: worker, 2, on_lost=messages.append)
-    compiler.add([1, 2, 3])
-    assert compiler.wait(10) and [str(x) for x in messages] == ["no processes"]
 
 
 def test_waiting_takes_no_negative_time() -> None:

@@ -331,6 +331,8 @@ def test_stale_kernels_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def older_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a Triton that compiles no clusters, and has no tables."""
+    if compat.CLUSTERS:
+        pytest.skip("is as new as the kit")
     monkeypatch.setattr(forms, "CLUSTERS", False)
     generation.advance_models()
 
@@ -344,7 +346,6 @@ def in_forms_of_kits(problem: GemmProblem) -> Selection:
         return select(problem, H100)
 
 
-@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 def test_an_older_triton_runs_what_it_cannot_compile(older_triton: None) -> None:
     """The choice has clusters where a kit holds it, and its launches are those that the kit was made from."""
     without = policies.choose(CLUSTERED, H100)
@@ -361,7 +362,6 @@ def test_an_older_triton_runs_what_it_cannot_compile(older_triton: None) -> None
     assert candidates(CLUSTERED, H100, policies.by_model(CLUSTERED, H100))[0] == found
 
 
-@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 def test_an_older_triton_runs_what_is_as_fast_as_its_own(older_triton: None) -> None:
     """A kit's kernel is chosen unless the installed Triton compiles one that is predicted to be 10 % faster."""
     problem = gemm_problem(Shape(712, 1264, 4976), "bf16")  # one wave, in which clusters share loads
@@ -378,7 +378,6 @@ def test_an_older_triton_runs_what_is_as_fast_as_its_own(older_triton: None) -> 
     assert policies.choose(problem, H100) == without
 
 
-@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_kit_that_is_refused_when_a_plan_is_made(
     refused: bool, older_triton: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -406,7 +405,6 @@ def test_a_kit_that_is_refused_when_a_plan_is_made(
     assert len(warnings(caplog)) == refused
 
 
-@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 def test_an_older_triton_uses_tables_of_the_kits(older_triton: None) -> None:
     (path,) = tables.queries.SHIPPED.glob("*5120bit*")
     table = files.contents_of(path).table

@@ -273,13 +273,27 @@ def test_the_time_until_a_worker_is_ready_is_not_a_jobs() -> None:
     assert failures(compiler, "") == [None]
 
 
+def test_a_worker_without_a_job_ends_and_another_starts(tmp_path: Path) -> None:
+    noted, compiler = tmp_path / "pids", Compiler(lambda _: None, Workers(), threads=1, idle_s=0.05)
+    for i in range(2):
+        job = f"print(os.getpid(), file=open({str(noted)!r}, 'a'))  # {i}"
+        compiler.add([job])
+        assert finished(compiler, job) == [None]
+        pids = [int(pid) for pid in noted.read_text().split()]
+        assert len({*pids}) == i + 1 and soon(lambda pids=pids: not any(map(runs, pids)))
+    compiler.close()
+
+
 def test_without_workers_it_is_compiled_here_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Or who asks for it is told, once."""
     caplog.set_level(logging.WARNING, "triton_gemm.tuning")
-    loaded: list[object] = []
-    compiler = Compiler(loaded.append, Workers("raise SystemExit(2)"), threads=2)
-    assert failures(compiler, *range(6)) == 6 * [None] and sorted(map(str, loaded)) == [*"012345"]
+    errors = list[LostError]()
+    for how in ({}, {"on_lost": errors.append}):
+        loaded: list[object] = []
+        compiler = Compiler(loaded.append, Workers("raise SystemExit(2)"), threads=2, **how)
+        assert failures(compiler, *range(6)) == 6 * [None] and sorted(map(str, loaded)) == [*"012345"]
     (message,) = caplog.messages
-    assert message.endswith("is lost: it ended with 2")
+    assert message.endswith("is lost: it ended with 2") and [*map(str, errors)] == ["it ended with 2"]
 
 
 def test_what_a_lost_worker_was_compiling_is_compiled_here(caplog: pytest.LogCaptureFixture) -> None:
