@@ -49,9 +49,7 @@ from triton_gemm.runtime.step import Step
 from tests.runtime import test_precompile
 
 found = {}
-problems = test_precompile.PROBLEMS
-for change in sys.argv[1:]:
-    problems = [test_precompile.BEYOND]
+problems = [test_precompile.BEYOND] if sys.argv[1:] else test_precompile.PROBLEMS
 with (
     mock.patch.object(plan, "device_info", lambda device: HOPPER),
     mock.patch.object(Step, "_load", lambda *_: None),
@@ -163,14 +161,9 @@ def test_other_selections_are_compiled_as_well(cache: Path, made: precompile.Pre
     problem = PROBLEMS[0]
     candidate = next(candidate for _, candidate in ranked(problem, HOPPER) if candidate.algorithm.kernel == "portable")
     other = Selection.of(candidate, "", "tuner")
-    requested = []
-
-    def also(*of: object) -> list[Selection]:
-        requested.append(of)
-        return [select(problem, HOPPER), other]
-
+    also = Mock(return_value=[select(problem, HOPPER), other])
     again = precompile.precompile([problem], [HOPPER], cache=cache, also=also)
-    assert requested == [(problem, HOPPER)]
+    also.assert_called_once_with(problem, HOPPER)
     assert again.compiled == 1 and again.failures == ()
 
 
@@ -245,31 +238,20 @@ def test_what_fails_while_others_compile_is_compiled_again_by_itself(
 
 
 def test_what_fails_by_itself_has_failed() -> None:
-    compiling, calls = compat.Compiling(), []
-
-    def fails() -> None:
-        calls.append(0)
-        raise ValueError
-
+    compiling, fails = compat.Compiling(), Mock(side_effect=ValueError)
     for _ in range(2):
         with pytest.raises(ValueError):
             compiling(fails)
-    assert len(calls) == 2
+    assert fails.call_count == 2
 
 
 def test_a_compiler_that_hangs_keeps_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat.Compiling, "PATIENCE_S", 0.05)
-    compiling, begun, stop, calls = compat.Compiling(), threading.Event(), threading.Event(), []
+    compiling, begun, stop = compat.Compiling(), threading.Event(), threading.Event()
     hanging = threading.Thread(target=compiling, args=(lambda: (begun.set(), stop.wait(30)),))
     hanging.start()
     begun.wait(5)
-
-    def fails_once() -> int:
-        calls.append(0)
-        if len(calls) == 1:
-            raise ValueError
-        return len(calls)
-
+    fails_once = Mock(side_effect=[ValueError, 2])
     assert compiling(fails_once) == 2 and compiling(lambda: 5) == 5
     stop.set()
     hanging.join()

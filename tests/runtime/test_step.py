@@ -124,6 +124,7 @@ def test_parameters_are_packed_one_after_another(driver: fake_driver.Driver) -> 
     found = step.parameters_of(MADE, LAUNCH, {"a": 0, "b": 1, "c": 2})
     kinds = types_of(MADE, LAUNCH)
     assert list(found.types) == kinds and len(found.offsets) == len(kinds)
+    assert found.sizes == [size_of(x) for x in kinds]
     ends = (*found.offsets[1:], len(found.packed))
     for kind, begin, end in zip(kinds, found.offsets, ends, strict=True):
         assert begin % size_of(kind) == 0 and begin + size_of(kind) <= end
@@ -147,11 +148,6 @@ def test_it_is_known_where_a_call_s_values_go(driver: fake_driver.Driver) -> Non
     maps = [("map", "nvTmaDesc", 4), ("map", "nvTmaDesc", 5)]
     assert at == [*addresses, *maps, ("alpha", "fp32", 4), ("alpha", "fp64", 8), ("beta", "f32", 4)]
     assert [offset for offset, _ in found.maps] == sorted({offset for offset, _ in found.maps})
-
-
-def test_parameters_have_the_sizes_of_their_types(driver: fake_driver.Driver) -> None:
-    found = step.parameters_of(MADE, LAUNCH, {"a": 0, "b": 1, "c": 2})
-    assert found.sizes == [size_of(x) for x in found.types]
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16", "i128", "tuple"])
@@ -230,19 +226,17 @@ def test_threads_share_a_step(driver: fake_driver.Driver) -> None:
     arguments = {"a": TF32, "b": Pointer("b"), "alpha": Scalar("alpha"), "c": Pointer("c"), "beta": Scalar("beta")}
     launch = launch_of(arguments)
     found = Launched(driver, launch, fake_driver.made_up(launch))
+    calls = {i: (i, -i, 16 * (i // 3), i + 1, i + 2) for i in range(1, 4000)}
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            calls = [
-                pool.submit(found.call, i, (float(i), -float(i), 16 * (i // 3), i + 1, i + 2)) for i in range(1, 4000)
-            ]
-            assert [x.result() for x in calls] == len(calls) * [None]
+            assert [*pool.map(found.call, calls, calls.values())] == len(calls) * [None]
     finally:
         sys.setswitchinterval(interval)
     shown = {seen.stream: x for seen, x in zip(driver.by_python, found.shown, strict=True)}
-    assert len(driver.by_python) == len(shown) == len(calls)
-    assert shown == {i: found.expected(i, -i, 16 * (i // 3), i + 1, i + 2) for i in range(1, 4000)}
+    assert len(driver.by_python) == len(calls)
+    assert shown == {i: found.expected(*values) for i, values in calls.items()}
     assert isinstance(found.call, step.Launcher) and len(found.call.free) <= 8
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,16 +55,19 @@ def stub(code: str = STUB) -> Worker:
     return Worker(None, [sys.executable, "-c", code])
 
 
+@contextmanager
+def running(made: Worker) -> Iterator[Worker]:
+    try:
+        made.start()
+        yield made
+    finally:
+        made.end()
+
+
 @pytest.fixture
 def one() -> Iterator[Worker]:
-    made = stub()
-    made.start()
-    yield made
-    made.end()
-
-
-def pid_of(made: Worker) -> int:
-    return made.process.pid
+    with running(stub()) as made:
+        yield made
 
 
 def finished(compiler: Compiler, *jobs: object) -> list[str | None]:
@@ -92,18 +96,14 @@ def test_what_a_worker_compiles_is_found_in_the_cache(tmp_path: Path, monkeypatc
     problem = problem_of(100, 64, 48)  # whose kernel no other test compiles here
     selection = select(problem, HOPPER)
     sent: dict[object, compat.MachineCode] = {}
-    made = Worker((HOPPER, (9, 0)), on_made=sent.update)
-    try:
-        made.start()
-        environment = Path(f"/proc/{pid_of(made)}/environ").read_bytes().split(b"\0")
+    with running(Worker((HOPPER, (9, 0)), on_made=sent.update)) as made:
+        environment = Path(f"/proc/{made.process.pid}/environ").read_bytes().split(b"\0")
         assert b"CUDA_VISIBLE_DEVICES=" in environment
         assert "has no attribute" in str(made.compile((problem, None), 60))
         assert made.compile((problem, selection), 60) is None
         right, wrong = Question(ranked, problem, HOPPER, selection), Question(ranked, problem, None, selection)
         assert made.compile(right, 60) is None and made.compile(wrong, 60)
         assert right.answer == ranked(problem, HOPPER, selection) and wrong.answer is None
-    finally:
-        made.end()
     found: list[bool] = []
     launches = launches_on(HOPPER, problem, selection)
     operands = operands_of(problem, launches)
@@ -122,23 +122,19 @@ def test_a_worker_answers_what_is_asked(one: Worker) -> None:
 
 
 def test_what_takes_too_long_ends_with_all_that_it_has_started(one: Worker) -> None:
-    first = pid_of(one)
+    first = one.process.pid
     ptxas = one.compile("answer = str(subprocess.Popen(['sleep', '60']).pid)", 10)
     assert one.compile("time.sleep(60)", 0.05) == "compiling takes more than 0.05 s"
     assert not runs(first) and soon(lambda: not runs(int(str(ptxas))))
     one.start()
-    assert pid_of(one) != first and one.compile("", 10) is None, "there is another"
+    assert one.process.pid != first and one.compile("", 10) is None, "there is another"
 
 
-def test_a_crash_of_the_compiler_is_the_candidates_failure(one: Worker) -> None:
-    assert one.compile("os.kill(os.getpid(), signal.SIGSEGV)", 10) == "the compiler crashed with SIGSEGV"
-    one.start()
+def test_a_crash_is_the_candidates_failure_and_ends_what_the_compiler_has_started(one: Worker) -> None:
     assert one.compile("os.kill(os.getpid(), signal.SIGABRT)", 10) == "the compiler crashed with SIGABRT"
-
-
-def test_a_crash_ends_what_the_compiler_has_started(one: Worker) -> None:
+    one.start()
     ptxas = one.compile("answer = str(subprocess.Popen(['sleep', '60'], stdin=subprocess.DEVNULL).pid)", 10)
-    os.kill(pid := pid_of(one), signal.SIGSEGV)
+    os.kill(pid := one.process.pid, signal.SIGSEGV)
     assert soon(lambda: not runs(pid))
     assert one.compile("", 10) == "the compiler crashed with SIGSEGV"
     assert soon(lambda: not runs(int(str(ptxas))))
@@ -328,7 +324,6 @@ def test_closing_waits_for_no_worker_and_compiles_nothing_more(caplog: pytest.Lo
         pids = workers.pids()
         begin = time.monotonic()
         compiler.close()
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 2 and loaded == []
         assert not any(map(runs, pids)) and not any(thread.is_alive() for thread in compiler.threads)
-        assert loaded == []
     assert not caplog.records, "that is no loss"

@@ -156,9 +156,8 @@ def test_every_cache_has_a_bound() -> None:
 def test_a_hundred_thousand_problems_stay_within_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans, fast paths and selections, of products that each come once and of some that come again."""
     made = plan_without_a_gpu(half(64, 32), half(32, 48), half(64, 48))
-    monkeypatch.setattr(plan, "PLANS", {})
+    replace_all(monkeypatch, plan, PLANS={}, _new_plan=lambda *_: made)
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
     by_model = functools.lru_cache(remembered.cache_info().maxsize)(lambda problem, device: made.selection)
     monkeypatch.setattr(policies, "remembered", by_model)
     monkeypatch.setattr(policies.tables, "lookup", lambda *_: None)
@@ -184,12 +183,10 @@ def test_an_address_that_comes_again_with_other_strides_has_another_plan(monkeyp
     """In the same memory, and with the same shapes: what is launched knows the strides it was made with."""
     memory = half(64 * 64)
     b, c = half(32, 48), half(64, 48)
-    monkeypatch.setattr(plan, "PLANS", {})
     layouts = [(32, 1), (1, 64), (64, 1), (33, 1), (0, 1)]
     views = [memory.as_strided((64, 32), strides) for strides in layouts]
-    monkeypatch.setattr(
-        plan, "_new_plan", lambda problem, *_: SimpleNamespace(problem=problem, instead=None, selection=None)
-    )
+    made = lambda problem, *_: SimpleNamespace(problem=problem, instead=None, selection=None)  # noqa: E731
+    replace_all(monkeypatch, plan, PLANS={}, _new_plan=made)
     for x in [*views, *reversed(views)]:
         assert plan.plan_for(x, b, c).problem.a.strides == (0, *x.stride())
     assert len(plan.PLANS) == len(layouts) == len({key_of(x, b, c) for x in views})
@@ -232,9 +229,8 @@ def test_after_an_interruption_or_an_error_the_next_call_begins_anew(
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The id of the capture that is under way, or 0. Workspaces are on the CPU, and none exists yet."""
     number = [0]
-    monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
+    replace_all(monkeypatch, workspace, _workspaces={}, capture_id=lambda _: number[0])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: number[0] > 0)
-    monkeypatch.setattr(workspace, "capture_id", lambda _: number[0])
     for name in ("empty", "zeros"):
         make = getattr(torch, name)
         on_the_cpu = lambda *size, device, make=make, **how: make(*size, device="cpu", **how)  # noqa: E731
