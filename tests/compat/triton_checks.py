@@ -297,6 +297,8 @@ def _elsewhere() -> None:
                 compat.forget_compiled([launch.kernel])
                 kernel = kernel_launch.compiled(launch, operands_of(problem, [launch]), SCALARS)
         assert list(Path(cache).rglob("*.cubin")), "in the folder that was named"
+    with pytest.raises(KeyError), compat.compiling_for((9, 0)):
+        raise KeyError
     assert kernel.metadata.target.arch == 90 and triton.runtime.driver._active is before
     assert seen == [(kernel.hash, False), (kernel.hash, True)]
 

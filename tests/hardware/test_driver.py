@@ -59,7 +59,7 @@ class Library:
 
     def _cuTensorMapEncodeTiled(self, at: ctypes.c_void_p, *_: object) -> int:  # noqa: N802
         assert at.value is not None and at.value % 64 == 0
-        ctypes.memmove(at.value, bytes(range(128)), 128)
+        ctypes.memset(at.value, 0xFF, 128)
         return 0
 
     def _cuFuncGetParamInfo(self, _: object, i: ctypes.c_size_t, offset: Any, size: Any) -> int:  # noqa: N802
@@ -139,7 +139,7 @@ def test_a_tensor_map_is_encoded_from_the_last_dimension_on(
 ) -> None:
     """Pitches in bytes, but for the last dimension's."""
     monkeypatch.setattr(driver, "driver_version", lambda: (13, 2))
-    assert driver.tensor_map(4096, 9, 2, shape, strides, box, 3) == bytes(range(128))
+    assert driver.tensor_map(4096, 9, 2, shape, strides, box, 3) == b"\xff" * 128
     [(name, _, element, rank, address, sizes, pitches, sides, steps, *how)] = library.calls
     assert (name, element, rank, address) == ("cuTensorMapEncodeTiled", 9, len(shape), 4096)
     assert tuple(sizes) == shape[::-1] and tuple(sides) == box[::-1] and tuple(steps) == (1,) * rank
@@ -153,31 +153,21 @@ def test_a_tensor_map_is_encoded_from_the_last_dimension_on(
 
 
 @pytest.mark.parametrize(
-    ("shape", "strides", "version", "cleared"),
+    ("shape", "pitch", "version", "cleared"),
     [
-        ((256, 255), (256, 1), (13, 1), True),  # 131,070 bytes
-        ((256, 256), (256, 1), (13, 1), False),
-        ((256, 255), (256, 1), (12, 8), True),
-        ((256, 255), (256, 1), (13, 2), False),
-        ((2, 8), (1 << 20, 1), (13, 1), False),
+        ((256, 255), 256, (13, 1), True),  # 131,070 bytes
+        ((256, 256), 256, (13, 1), False),
+        ((256, 255), 256, (12, 8), True),
+        ((256, 255), 256, (13, 2), False),
+        ((2, 8), 1 << 20, (13, 1), False),
     ],
 )
 def test_a_small_tensor_map_is_without_a_bit_of_older_drivers(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    version: tuple[int, int],
-    cleared: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int], pitch: int, version: tuple[int, int], cleared: bool, library: Library, monkeypatch: Any
 ) -> None:
     """As in Triton's driver.c."""
-
-    def encode(made: Any, *_: object) -> int:
-        ctypes.memset(made, 0xFF, driver.TENSOR_MAP)
-        return 0
-
-    monkeypatch.setattr(driver, "_library", lambda: SimpleNamespace(cuTensorMapEncodeTiled=encode))
     monkeypatch.setattr(driver, "driver_version", lambda: version)
-    found = driver.tensor_map(4096, 9, 2, shape, strides, (64, 8), 3)
+    found = driver.tensor_map(4096, 9, 2, shape, (pitch, 1), (64, 8), 3)
     expected = bytearray(b"\xff" * 128)
     expected[10] -= 0x20 * cleared
     assert found == expected

@@ -34,9 +34,7 @@ def problem(scales: str, precision: str = "fp8") -> GemmProblem:
 
 
 @pytest.mark.parametrize(
-    ("config", "scales"),
-    [(BY_ROWS, "tensor"), (BY_COLUMNS, "tensor"), (BY_COLUMNS, "blocks"), (DEEP, "rows")],
-    ids=str,
+    ("config", "scales"), [(BY_ROWS, "tensor"), (BY_COLUMNS, "tensor"), (BY_COLUMNS, "blocks"), (DEEP, "rows")], ids=str
 )
 def test_bits_do_not_depend_on_waves_and_pieces(
     kernel: SimpleNamespace, config: warp_specialised.Config, scales: str

@@ -177,7 +177,6 @@ def test_a_failure_leaves_what_stands_in_and_warns_once(gpu: Gpu, caplog: pytest
 def test_what_a_worker_has_sent_is_loaded_without_triton(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPUs that it was compiled for."""
     first, second, third, _ = map(planned, ROWS)
-    monkeypatch.setattr(binaries, "_received", {})
     call(first)
     for made in (second, third):
         call(made)

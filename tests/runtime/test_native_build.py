@@ -354,12 +354,6 @@ def test_a_forked_child_leaves_the_build_alone(cxx: Makes, tmp_path: Path) -> No
     assert running.communicate(timeout=90) == ("", "") and running.returncode == 0
 
 
-def test_a_child_begins_anew(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_build, "_begun", True)
-    native_build._forget()
-    assert not native_build._begun
-
-
 def test_two_processes_build_once(cxx: Makes, new: Path) -> None:
     compiler = cxx(SLOWLY)
     both = [started(PROCESS + "print(native_build.checked(by=native_build._set_up)[0])") for _ in range(2)]

@@ -26,7 +26,7 @@ from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem, Layout, Request
 from triton_gemm.runtime import plan, step
-from triton_gemm.selection.select import remembered, select
+from triton_gemm.selection.select import select
 
 HALF = torch.float16
 
@@ -225,10 +225,6 @@ def test_plans_are_found_again_and_few_are_kept(few: None) -> None:
     assert plan_of(29) is plans[-1]
     assert plan_of(1) is not plans[0]
     assert len(plan.PLANS) == plan.MAX_PLANS
-
-
-def test_selections_are_bounded() -> None:
-    assert remembered.cache_info().maxsize == plan.MAX_PLANS
 
 
 def plan_without_a_gpu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> plan.GemmPlan:
