@@ -17,7 +17,6 @@ from tests.kernels import test_gated as of_gates
 from tests.kernels import test_k_groups as of_k_groups
 from tests.kernels import test_mma_fp64 as of_mma_fp64
 from tests.kernels import test_preactivation as of_preactivations
-from tests.kernels import test_promotion as of_promotion
 from tests.kernels import test_scales as of_scales
 from tests.kernels import test_skinny as of_skinny
 from tests.kernels.test_addresses_simulated import FEW, KERNELS
@@ -117,8 +116,8 @@ def second_launch(module: Module) -> None:
 
 
 def promotion(module: Module) -> None:
-    for tile, scales in (("BY_ROWS", "rows"), ("BY_COLUMNS", "blocks"), ("DEEP", "rows")):
-        check(of_promotion.case(scales), getattr(of_promotion, tile), SPLIT, module)
+    for tile, scales in ((of_scales.BY_ROWS, "rows"), (of_scales.BY_COLUMNS, "blocks"), (of_scales.DEEP, "rows")):
+        check(of_scales.case(scales), tile, SPLIT, module)
 
 
 def scales(module: Module, kind: str) -> None:

@@ -22,14 +22,18 @@ thread_local std::vector<CUresult> answers;  // to the next launches; later ones
 thread_local std::vector<int> contexts;
 thread_local std::function<void(void** parameters)> on_launch;
 
+CUresult taken_from(std::vector<CUresult>& results) {
+  if (results.empty()) return CUDA_SUCCESS;
+  const CUresult result = results.front();
+  results.erase(results.begin());
+  return result;
+}
+
 CUresult record_launch(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
   CHECK(extra == nullptr);
   seen.push_back({function, *config, {config->attrs, config->attrs + config->numAttrs}, {}});
   if (on_launch) on_launch(parameters);
-  if (answers.empty()) return CUDA_SUCCESS;
-  const CUresult answer = answers.front();
-  answers.erase(answers.begin());
-  return answer;
+  return taken_from(answers);
 }
 
 CUresult error_string(CUresult error, const char** text) {
@@ -41,13 +45,9 @@ CUresult error_string(CUresult error, const char** text) {
 thread_local std::vector<CUresult> refusals;  // to the next replacements; later ones succeed
 CUresult replace(CUtensorMap* map, void* address) {
   CHECK(reinterpret_cast<uintptr_t>(map) % alignof(CUtensorMap) == 0);
-  if (!refusals.empty()) {
-    const CUresult refusal = refusals.front();
-    refusals.erase(refusals.begin());
-    return refusal;
-  }
-  std::memcpy(map, &address, sizeof address);
-  return CUDA_SUCCESS;
+  const CUresult refusal = taken_from(refusals);
+  if (refusal == CUDA_SUCCESS) std::memcpy(map, &address, sizeof address);
+  return refusal;
 }
 
 // Stream 1 is being captured; for stream 2 the query fails.
@@ -85,25 +85,22 @@ void launch_once(const Step& step, const std::vector<uint64_t>& addresses, doubl
 std::atomic<int> graphs = 0, events = 0;
 std::atomic<CUresult> graph_answer = CUDA_SUCCESS;
 
-Job job_of(CUstream of) {
-  return {1,
-          0,
-          -1,
-          3,
-          of,
-          reinterpret_cast<CUgraphExec>(0x11),
-          reinterpret_cast<CUevent>(0x22),
-          [](CUgraphExec graph, CUstream) {
-            CHECK(graph == reinterpret_cast<CUgraphExec>(0x11));
-            ++graphs;
-            return graph_answer.load();
-          },
-          [](CUevent event, CUstream) {
-            CHECK(event == reinterpret_cast<CUevent>(0x22));
-            ++events;
-            return CUDA_SUCCESS;
-          }};
+const auto graph = reinterpret_cast<CUgraphExec>(0x11);
+const auto event = reinterpret_cast<CUevent>(0x22);
+
+CUresult launch_graph(CUgraphExec of, CUstream) {
+  CHECK(of == graph);
+  ++graphs;
+  return graph_answer;
 }
+
+CUresult record_event(CUevent of, CUstream) {
+  CHECK(of == event);
+  ++events;
+  return CUDA_SUCCESS;
+}
+
+Job job_of(CUstream of) { return {1, 0, -1, 3, of, graph, event, launch_graph, record_event}; }
 
 TEST(a_job_is_launched_once) {
   graphs = events = 0;
