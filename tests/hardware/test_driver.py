@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -206,18 +207,11 @@ def test_the_version_of_cublas_is_of_the_library_that_is_loaded(monkeypatch: pyt
         value._obj.value = (13, 1, 2)[which]
         return 0
 
-    opened: list[tuple[str, int]] = []
-
-    def opens(name: str, mode: int) -> Any:
-        opened.append((name, mode))
-        return SimpleNamespace(cublasGetProperty=property)
-
+    version, opens = driver.cublas_version.__wrapped__, Mock(return_value=SimpleNamespace(cublasGetProperty=property))
     monkeypatch.setattr(driver.ctypes, "CDLL", opens)
-    version = driver.cublas_version.__wrapped__
-    assert version("13.0") == "13.1.2" and opened == [("libcublas.so.13", os.RTLD_NOLOAD)]
-    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name, mode: SimpleNamespace(cublasGetProperty=lambda *_: 1))
-    assert version("13.0") is None
-    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name, mode: SimpleNamespace())
-    assert version("13.0") is None
+    assert version("13.0") == "13.1.2"
+    opens.assert_called_once_with("libcublas.so.13", mode=os.RTLD_NOLOAD)
+    for opens.return_value in (SimpleNamespace(cublasGetProperty=lambda *_: 1), SimpleNamespace()):
+        assert version("13.0") is None
     monkeypatch.undo()
     assert version(None) is None

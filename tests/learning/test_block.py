@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from tests.support import learning_fakes
 from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER, problem_of
+from tests.support.threads import at_once
 from triton_gemm.learning import block
 from triton_gemm.learning.block import Layout, Operands, is_free
 from triton_gemm.problem import GemmProblem
@@ -121,10 +121,10 @@ def test_a_result_is_first_what_no_kernel_stores_and_with_beta_what_is_read() ->
 
 def test_torch_has_no_threads_for_operands() -> None:
     """They would spin on all cores, and calls wait for one."""
-    problem, count, begun = problem_of(512, 512, 1024), torch.get_num_threads(), list[int]()
+    problem, count = problem_of(512, 512, 1024), torch.get_num_threads()
     assert problem.M * problem.N * 2 > 2 * block.PIECE
 
-    def work() -> None:
+    def threads_begun() -> int:
         torch.set_num_threads(4)
         block._pattern.cache_clear()
         made = Operands(problem, layout, memory, None)
@@ -133,14 +133,12 @@ def test_torch_has_no_threads_for_operands() -> None:
         for key in ("expected", ("c", 0)):
             made.prepare(key, 0)
         assert made.is_as_expected(("c", 0), 0)
-        begun.append(len(set(Path("/proc/self/task").iterdir()) - before))
+        return len(set(Path("/proc/self/task").iterdir()) - before)
 
     layout = Layout.of(problem, [plan_of(problem)], MIB)
     assert layout is not None
     memory = torch.empty(layout.nbytes, dtype=torch.uint8)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    begun = at_once(threads_begun)
     torch.set_num_threads(count)
     assert begun == [0]
 

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -166,13 +167,17 @@ def ask_no_writer(ask: Callable[..., Any]) -> Callable[..., Any]:
     return request
 
 
-def test_a_rule_that_ends_amid_a_race_ends_it(world: World) -> None:
+@pytest.mark.parametrize("where", ["between calls", "a call", "a launch by Python"])
+def test_a_rule_that_ends_ends_a_race(where: str, world: World) -> None:
+    """Amid a call, as a signal's handler or the garbage collector may end it, the race's end is left to the thread."""
     world.until_it_races()
-    service = world.service
-    assert service.graphs
-    service.learns = False
-    turns.end()
-    assert not service.graphs and not service.tuner.trials and turns.job.until < 0
+    service, locks = world.service, {"between calls": nullcontext(), "a launch by Python": turns._launching}
+    with locks.get(where, service.tuner.here):
+        service.learns = False
+        turns.end()
+        assert bool(service.graphs) == (where != "between calls") and turns.job.until < 0
+    service.tuner.poll()
+    assert not service.graphs and not service.tuner.trials
     launches = len(service.launches)
     world.call(5000)
     assert len(service.launches) == launches
@@ -259,20 +264,6 @@ def test_the_gpus_memory_is_not_held_for_long(world: World) -> None:
     assert not any(x.has_turn for x in world.service.tuner.trials.values())
     world.service.gpu_free, world.service.now = 40 << 30, world.service.now + tuner.AGAIN_S
     assert world.call().algorithm == world.fastest.algorithm
-
-
-@pytest.mark.parametrize("where", ["a call", "a look", "a launch by Python"])
-def test_a_rule_that_ends_anywhere_leaves_the_end_to_the_thread(where: str, world: World) -> None:
-    """A signal's handler, or the garbage collector, ends it amid these."""
-    world.until_it_races()
-    service, job = world.service, turns.job
-    lock = turns._launching if where == "a launch by Python" else service.tuner.here
-    with lock:
-        service.learns = False
-        turns.end()
-        assert service.graphs and job.until < 0, "what may be launched is there"
-    service.tuner.poll()
-    assert not service.graphs and not service.tuner.trials
 
 
 def test_a_process_ends_where_the_thread_has_ended(world: World) -> None:

@@ -23,6 +23,7 @@ from triton_gemm.kernels import launch
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, binaries, plan, step
 from triton_gemm.runtime.worker import LostError
+from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import select
 
 
@@ -233,6 +234,7 @@ def test_a_call_that_does_not_wait_launches_nothing(gpu: Gpu) -> None:
         call(second)
         with pytest.raises(background.WouldWaitError):
             call(cut)
+    assert "parts" in bit_class(cut.problem, cut.selection), "a class that nothing loaded gives"
     call(cut)
     assert gpu.ran == own(first) * 2 + own(cut) and gpu.waited == own(cut)
     assert background.counts == {"raised": 2, "stand-in": 1}

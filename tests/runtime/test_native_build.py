@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,6 +19,7 @@ from tests.support import fake_cxx, fake_driver
 from tests.support.native_calls import Call
 from tests.support.patches import replace_all
 from tests.support.processes import runs, soon, started
+from tests.support.threads import at_once
 from triton_gemm import compat
 from triton_gemm.runtime import native_build, native_file
 
@@ -212,8 +212,7 @@ def test_two_threads_begin_once(new: Path, monkeypatch: pytest.MonkeyPatch) -> N
         return None
 
     monkeypatch.setattr(native_build, "why_not", why_not)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: native_build.module(), range(8)))
+    at_once(*8 * [native_build.module])
     assert began == [1]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.fake_compiler import ROWS, SPLIT, Gpu, K, N, available, call, operands, own, own_jobs, planned
+from tests.support.fake_compiler import ROWS, Gpu, K, N, available, call, operands, own, own_jobs, planned
 from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm.kernels.candidate import Candidate
@@ -34,15 +34,6 @@ def test_what_stands_in_gives_the_same_bits(gpu: Gpu) -> None:
             assert illegal(made.problem, HOPPER, candidate) is None
             pairs += 1
     assert pairs > 20
-
-
-def test_a_class_that_nothing_loaded_gives_waits(gpu: Gpu) -> None:
-    call(planned(ROWS[0]))
-    cut = planned(*SPLIT)
-    assert "parts" in bit_class(cut.problem, cut.selection)
-    gpu.ran.clear()
-    call(cut)
-    assert gpu.ran == own(cut) and gpu.waited[1:] == own(cut) and not gpu.compiler.jobs
 
 
 def test_what_is_much_slower_does_not_stand_in(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

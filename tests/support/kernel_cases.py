@@ -6,9 +6,8 @@ outside shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,19 +21,12 @@ from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
 Size = tuple[int, int, int]
+Runnable = Any  # a plan, or what stands for one: its `run` takes a, b, c, auxiliary operands, alpha and beta
 # Of operands, by precision; of fp32 in the others.
 DTYPES = {
     **{"half": torch.bfloat16, "fp64": torch.float64, "int8": torch.int8},
     **{"fp8": torch.float8_e4m3fn, "fp8 fast": torch.float8_e5m2},
 }
-
-
-class Runnable(Protocol):
-    """What computes c = activation(alpha a @ b + beta c + bias) of a, b, c, auxiliary operands, alpha and beta, as a
-    plan does."""
-
-    @property
-    def run(self) -> Callable[[Tensor, Tensor, Tensor, tuple[Tensor, ...], float, float], None]: ...
 
 
 @dataclass(frozen=True)
