@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.support import fake_driver
+from tests.support.fake_driver import Driver
 from tests.support.native_calls import CALL, Call
 from triton_gemm import compat
 from triton_gemm.functional import fast_path
@@ -48,14 +49,12 @@ SMALL = half(256, 512), half(512, 768)
 
 
 @pytest.fixture
-def call(driver: fake_driver.Driver) -> Call:
+def call(driver: Driver) -> Call:
     """One that C++ makes from now on."""
     return Call(driver, *SMALL).planned()
 
 
-def comparable(
-    driver: fake_driver.Driver, found: plan.GemmPlan, launches: Sequence[Sequence[bytes]]
-) -> list[list[bytes]]:
+def comparable(driver: Driver, found: plan.GemmPlan, launches: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
     """Parameters without the addresses of memory that each call makes for itself."""
     made = {x.name for step in found.steps for x in step.launch.temporaries}
     shown: list[list[bytes]] = []
@@ -75,7 +74,7 @@ def comparable(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_driver_is_shown_what_triton_shows_it(driver: fake_driver.Driver, name: str) -> None:
+def test_the_driver_is_shown_what_triton_shows_it(driver: Driver, name: str) -> None:
     a, b, auxiliary = CASES[name]
     call = Call(driver, a, b, auxiliary, Request(0.75, 1), out=a.new_empty((*a.shape[:-1], b.shape[-1])))
     found = call.plan()
@@ -95,7 +94,7 @@ def test_the_driver_is_shown_what_triton_shows_it(driver: fake_driver.Driver, na
 @pytest.mark.parametrize("vectors", [(), (half(768),)])
 @pytest.mark.parametrize("shape", [(256, 768), (256, 1), (768,)], ids=str)
 def test_what_is_added_is_copied_first(
-    driver: fake_driver.Driver, shape: tuple[int, ...], vectors: tuple[torch.Tensor, ...], given: bool
+    driver: Driver, shape: tuple[int, ...], vectors: tuple[torch.Tensor, ...], given: bool
 ) -> None:
     out = torch.zeros(256, 768, dtype=torch.bfloat16) if given else None
     call = Call(driver, *SMALL, (*vectors, half(*shape)), Request(0.75, 1), out=out, copies=True)
@@ -119,7 +118,7 @@ def test_what_is_added_is_copied_first(
 # --- Results and operands ---
 
 
-def test_a_result_is_made_as_by_python(driver: fake_driver.Driver) -> None:
+def test_a_result_is_made_as_by_python(driver: Driver) -> None:
     for a, b in (SMALL, (half(3, 64, 128), half(3, 128, 256)), (torch.empty(64, 96), torch.empty(96, 80))):
         call = Call(driver, a, b).planned()
         expected, _ = call.by_python()
@@ -133,7 +132,7 @@ def test_a_result_is_made_as_by_python(driver: fake_driver.Driver) -> None:
             assert c is not None and c.is_inference()
 
 
-def test_a_workspace_is_requested_once(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workspace_is_requested_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until kept workspaces change. Under capture, and if launches of a stream may not share it, each call does."""
     call = Call(driver, *CASES["warp_specialised in parts"], out=half(64, 256))
     sums, requests, shared = native.workspace(0, 0, 0), [], [False]
@@ -176,7 +175,7 @@ def test_operands_may_lie_anywhere_and_factors_are_those_of_the_call(call: Call,
 
 
 @pytest.fixture
-def undispatched(driver: fake_driver.Driver) -> Call:
+def undispatched(driver: Driver) -> Call:
     return Call(driver, *SMALL, operation="matmul", request=PRODUCT, dispatched=False).planned()
 
 
@@ -202,7 +201,7 @@ def test_a_users_call_is_checked_for_gradients_and_modes(undispatched: Call) -> 
 
 @pytest.mark.parametrize("dispatched", [False, True])
 @pytest.mark.parametrize("by", ["Python", "C++"])
-def test_writes_are_counted_and_allowed(by: str, dispatched: bool, driver: fake_driver.Driver) -> None:
+def test_writes_are_counted_and_allowed(by: str, dispatched: bool, driver: Driver) -> None:
     """Unless the dispatcher has seen to both. Who checks refuses what may not be written outside of inference mode."""
     call = Call(driver, *SMALL, request=PRODUCT, out=half(256, 768), dispatched=dispatched).planned()
     before = call.out._version
@@ -213,7 +212,7 @@ def test_writes_are_counted_and_allowed(by: str, dispatched: bool, driver: fake_
 
 
 @pytest.mark.parametrize("which", ["a", "b", "auxiliary"])
-def test_an_out_that_overlaps_an_operand_is_python_s(driver: fake_driver.Driver, which: str) -> None:
+def test_an_out_that_overlaps_an_operand_is_python_s(driver: Driver, which: str) -> None:
     memory = half(4 << 19)
     places = {"a": (256, 512), "b": (512, 768), "out": (256, 768)}
     a, b, out = (memory[at << 19 :][: M * N].view(M, N) for at, (M, N) in enumerate(places.values()))
@@ -246,7 +245,7 @@ def test_what_the_driver_refuses_is_triton_s_error(call: Call, by: str) -> None:
     assert call.by_cpp() is not None and len(call.driver.seen) == 1 + (by == "answers")
 
 
-def test_the_oldest_calls_are_given_up(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_calls_are_given_up(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MAX_PLANS", 3)
     call = Call(driver, *SMALL)
     for operation in range(5):
@@ -255,7 +254,7 @@ def test_the_oldest_calls_are_given_up(driver: fake_driver.Driver, monkeypatch: 
     assert [call.by_cpp(operation=operation) is not None for operation in range(5)] == [False, False, True, True, True]
 
 
-def test_nothing_is_kept_alive(driver: fake_driver.Driver) -> None:
+def test_nothing_is_kept_alive(driver: Driver) -> None:
     call = Call(driver, *SMALL)
     found = weakref.ref(call.plan())
     references = [sys.getrefcount(x) for x in (None, call.a, call.request, call.operation)]
@@ -289,7 +288,7 @@ def test_threads_share_a_table(call: Call) -> None:
         assert list(pool.map(calls, range(8))) == list(range(8))
 
 
-def test_a_change_meanwhile_keeps_nothing(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_meanwhile_keeps_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     entry_of = native.entry_of
 
     def and_advance(*arguments: Any) -> Any:

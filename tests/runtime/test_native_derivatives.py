@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import triton_gemm
 from tests.support import fake_driver
 from tests.support.epilogue_truth import activated
+from tests.support.fake_driver import Driver
 from tests.support.patches import replace_all
 from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path, matrices, ops, rules
@@ -31,7 +32,7 @@ Function = Callable[..., torch.Tensor]
 
 
 @pytest.fixture
-def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
+def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """Products of CPU tensors are planned for Hopper, and launched by nothing. No call was made before."""
     found = fake_driver.install(monkeypatch, extension)
     monkeypatch.setattr(rules, "runs", lambda *_, **__: None)
@@ -45,7 +46,7 @@ def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_dr
 
 
 @pytest.fixture
-def computed(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Size, torch.Size]]:
+def computed(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Size, torch.Size]]:
     """Shapes of products that Python computes, by torch: launches leave what was there before."""
     made: list[tuple[torch.Size, torch.Size]] = []
     compute, computed = matrices.compute, ops._computed
@@ -73,7 +74,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return (drawn.sign() if dtype == torch.bfloat16 else drawn).requires_grad_()
 
 
-def in_cpp(driver: fake_driver.Driver, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+def in_cpp(driver: Driver, call: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The result of a call that C++ makes, which Python has made before."""
     for _ in range(3):
         call()
@@ -120,9 +121,7 @@ def grads_of(c: torch.Tensor, operands: Tensors, grad: torch.Tensor, **how: Any)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_torch_s(
-    driver: fake_driver.Driver, computed: list[tuple[torch.Size, torch.Size]], name: str
-) -> None:
+def test_gradients_are_torch_s(driver: Driver, computed: list[tuple[torch.Size, torch.Size]], name: str) -> None:
     ours, torchs, operands = CASES[name]
     c, expected = in_cpp(driver, lambda: ours(*operands)), torchs(*operands)
     assert (c.shape, c.dtype, c.requires_grad) == (expected.shape, expected.dtype, True)
@@ -141,7 +140,7 @@ def test_gradients_are_torch_s(
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("name", [*ACTIVATIONS, *GATES])
 def test_gradients_of_activations_are_torch_s(
-    driver: fake_driver.Driver, computed: list[Any], name: str, has_bias: bool, trained: str
+    driver: Driver, computed: list[Any], name: str, has_bias: bool, trained: str
 ) -> None:
     """Launches store nothing here: preactivations, or relu's result, are put where they are saved. A gate has no
     derivative of all rows by one kernel but in 16 bits."""
@@ -176,7 +175,7 @@ def test_gradients_of_activations_are_torch_s(
     torch.testing.assert_close(grads_of(c, operands, grad), grads_of(expected, operands, grad))
 
 
-def test_gradients_of_gradients_are_torch_s(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_gradients_of_gradients_are_torch_s(driver: Driver, computed: list[Any]) -> None:
     ours, torchs, operands = CASES["a bias"]
     grad = random(64, 48, seed=1)
 
@@ -187,7 +186,7 @@ def test_gradients_of_gradients_are_torch_s(driver: fake_driver.Driver, computed
     torch.testing.assert_close(second(in_cpp(driver, lambda: ours(*operands))), second(torchs(*operands)))
 
 
-def test_a_backward_s_products_are_launched_without_python(driver: fake_driver.Driver) -> None:
+def test_a_backward_s_products_are_launched_without_python(driver: Driver) -> None:
     """By a table of their own: it needs no overridden operator, so other threads may live."""
     x, w = random(64, 32), random(48, 32)
     grad = torch.ones(64, 48)
@@ -212,7 +211,7 @@ def flops(call: Callable[[], object]) -> int:
     return mode.get_total_flops()
 
 
-def test_a_backward_shows_modes_its_products(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_a_backward_shows_modes_its_products(driver: Driver, computed: list[Any]) -> None:
     _, _, operands = CASES["linear"]
     grad = torch.ones(64, 48)
     for _ in range(4):
@@ -225,7 +224,7 @@ def test_a_backward_shows_modes_its_products(driver: fake_driver.Driver, compute
     assert sum(event.name == "triton_gemm::gemm" for event in profile.events()) == 2
 
 
-def test_a_backward_is_batched_by_vmap(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_a_backward_is_batched_by_vmap(driver: Driver, computed: list[Any]) -> None:
     ours, torchs, operands = CASES["a bias"]
     many = torch.randn(5, 64, 48)
     c = in_cpp(driver, lambda: ours(*operands))
@@ -234,7 +233,7 @@ def test_a_backward_is_batched_by_vmap(driver: fake_driver.Driver, computed: lis
 
 
 @pytest.mark.parametrize("how", [{}, {"fullgraph": True}, {"fullgraph": True, "dynamic": True}], ids=str)
-def test_a_backward_by_compiled_autograd(driver: fake_driver.Driver, computed: list[Any], how: dict[str, bool]) -> None:
+def test_a_backward_by_compiled_autograd(driver: Driver, computed: list[Any], how: dict[str, bool]) -> None:
     """In one graph, too, of sizes that the graph does not know."""
     _, torchs, operands = CASES["a bias"]
     x, w, bias = (x.detach().clone().requires_grad_() for x in operands)
@@ -252,7 +251,7 @@ def test_a_backward_by_compiled_autograd(driver: fake_driver.Driver, computed: l
 
 @pytest.mark.parametrize("columns", [32, 48])
 def test_checkpoints_where_python_s_node_and_c_s_meet(
-    driver: fake_driver.Driver, computed: list[Any], columns: int, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, computed: list[Any], columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one has saved the other is given, by the recomputation. Python computes the backward's products."""
     monkeypatch.setattr(ops, "_fast", fast_path.FastPath())
@@ -281,7 +280,7 @@ class Ends(torch.autograd.Function):
         return None
 
 
-def test_hooks_checkpoints_and_no_gradient(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_hooks_checkpoints_and_no_gradient(driver: Driver, computed: list[Any]) -> None:
     _, torchs, (x, w) = CASES["linear"]
     in_cpp(driver, lambda: linear(x, w))
     ones = torch.ones(64, 48)
@@ -299,7 +298,7 @@ def test_hooks_checkpoints_and_no_gradient(driver: fake_driver.Driver, computed:
     assert torch.autograd.grad(Ends.apply(linear(x, w)), x, ones, allow_unused=True) == (None,)
 
 
-def test_what_was_saved_is_checked_and_given_back(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_what_was_saved_is_checked_and_given_back(driver: Driver, computed: list[Any]) -> None:
     x, w = random(64, 32), random(48, 32)
     c = in_cpp(driver, lambda: linear(x, w))
     with torch.no_grad():
@@ -333,7 +332,7 @@ PYTHONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", PYTHONS)
-def test_other_calls_have_python_s_derivatives(driver: fake_driver.Driver, computed: list[Any], name: str) -> None:
+def test_other_calls_have_python_s_derivatives(driver: Driver, computed: list[Any], name: str) -> None:
     x, w = random(64, 32), random(48, 32)
     in_cpp(driver, lambda: linear(x, w))
     in_cpp(driver, lambda: triton_gemm.addmm(torch.ones(48), x, w.T))
@@ -342,7 +341,7 @@ def test_other_calls_have_python_s_derivatives(driver: fake_driver.Driver, compu
         assert c.grad_fn is not None and not is_cpps(c)
 
 
-def test_transforms_and_modes_see_a_product(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_transforms_and_modes_see_a_product(driver: Driver, computed: list[Any]) -> None:
     x, w = random(64, 32), random(48, 32)
     in_cpp(driver, lambda: linear(x, w))
     found = torch.func.grad(lambda x: linear(x, w).sum())(x)
@@ -353,7 +352,7 @@ def test_transforms_and_modes_see_a_product(driver: fake_driver.Driver, computed
 
 
 def test_an_extension_that_was_built_before_has_derivatives(
-    driver: fake_driver.Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
+    driver: Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `native.built` leaves its state."""
     replace_all(monkeypatch, native_build, _begun=True, _why="no call was made twice")
@@ -361,7 +360,7 @@ def test_an_extension_that_was_built_before_has_derivatives(
     assert len(api._fast.calls) == 1
 
 
-def test_threads_share_a_table(driver: fake_driver.Driver) -> None:
+def test_threads_share_a_table(driver: Driver) -> None:
     """In which a backward looks, too."""
     shown: list[Any] = []
     fast = fast_path.FastPath(lambda _, table: shown.append(table))
@@ -375,7 +374,7 @@ def test_threads_share_a_table(driver: fake_driver.Driver) -> None:
 
 
 def test_without_an_extension_python_has_the_derivatives(
-    driver: fake_driver.Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
+    driver: Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no key is made, which takes time."""
     replace_all(monkeypatch, native_build, _module=None, _begun=True, _why="the test says so")

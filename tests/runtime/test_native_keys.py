@@ -15,7 +15,7 @@ import triton
 
 from tests.runtime.test_native import SMALL, half
 from tests.runtime.test_native import call as call
-from tests.support import fake_driver
+from tests.support.fake_driver import Driver
 from tests.support.native_calls import CALL, Call
 from tests.support.product_checks import fp32_precision
 from triton_gemm.hardware import driver as hardware_driver
@@ -33,9 +33,7 @@ ENTRY = native.Entry(
 
 @pytest.mark.parametrize("place", ["a", "b", "bias", "out"])
 @pytest.mark.parametrize("first", [0, 8])
-def test_whether_an_address_is_a_multiple_of_16_is_in_the_key(
-    place: str, first: int, driver: fake_driver.Driver
-) -> None:
+def test_whether_an_address_is_a_multiple_of_16_is_in_the_key(place: str, first: int, driver: Driver) -> None:
     table = native.table(native_build._module, 8)
     memory = torch.empty(64, dtype=B.dtype)
     assert memory.data_ptr() % 64 == 0
@@ -62,7 +60,7 @@ def test_whether_an_address_is_a_multiple_of_16_is_in_the_key(
     [{}, {"pdl": True}, {"cooperative": True}, {"cluster": 4}, {"pdl": True, "cooperative": True, "cluster": 2}],
     ids=str,
 )
-def test_the_driver_is_shown_what_python_shows_it(how: dict[str, Any], driver: fake_driver.Driver) -> None:
+def test_the_driver_is_shown_what_python_shows_it(how: dict[str, Any], driver: Driver) -> None:
     """Which tests/runtime/test_step.py has."""
     step, table = STEP._replace(grid=(8, 4, 2), shared=5000, **how), native.table(native_build._module, 8)
     call = "mm", B, B, (), SUM, None, True
@@ -186,7 +184,7 @@ def test_another_state_is_python_s(call: Call, name: str, monkeypatch: pytest.Mo
         assert "hook" not in name or call.by_cpp() is not None
 
 
-def test_a_policy_that_is_equal_is_the_same(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_is_equal_is_the_same(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "contexts", None)
     call = Call(driver, *SMALL)
     with policies.policy("model"):
@@ -198,7 +196,7 @@ def test_a_policy_that_is_equal_is_the_same(driver: fake_driver.Driver, monkeypa
     assert call.by_cpp() is None
 
 
-def test_fp32_is_multiplied_as_torch_is_set(driver: fake_driver.Driver) -> None:
+def test_fp32_is_multiplied_as_torch_is_set(driver: Driver) -> None:
     call = Call(driver, torch.empty(64, 96), torch.empty(96, 80)).planned()
     with fp32_precision("tf32"):
         assert call.by_cpp() is None

@@ -14,6 +14,7 @@ from torch.utils import flop_counter
 
 import triton_gemm
 from tests.support import fake_driver
+from tests.support.fake_driver import Driver
 from tests.support.native_calls import Call
 from tests.support.patches import replace_all
 from tests.support.processes import python
@@ -37,7 +38,7 @@ CALLS: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-def route(patch: pytest.MonkeyPatch, extension: str | Path) -> fake_driver.Driver:
+def route(patch: pytest.MonkeyPatch, extension: str | Path) -> Driver:
     """Makes `use()` route products of CPU tensors to plans for Hopper."""
     found = fake_driver.install(patch, Path(extension))
     patch.setattr(native, "built", native.module)
@@ -47,7 +48,7 @@ def route(patch: pytest.MonkeyPatch, extension: str | Path) -> fake_driver.Drive
 
 
 @pytest.fixture
-def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
+def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """Products of CPU tensors are routed to plans for Hopper. No call was made before."""
     found = route(monkeypatch, extension)
     routing._made_under.cache_clear()
@@ -57,7 +58,7 @@ def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_dr
     routing._made_under.cache_clear()
 
 
-def make_known(driver: fake_driver.Driver, overload: str) -> None:
+def make_known(driver: Driver, overload: str) -> None:
     """Has calls of CALLS be like one before, which Python has launched. In `use()`."""
     batched, given = "bmm" in overload, overload.endswith(".out")
     a, b, c = BATCHES if batched else (A, B, OUT)
@@ -72,7 +73,7 @@ def launched() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("overload", CALLS)
-def test_a_product_is_launched_without_python(driver: fake_driver.Driver, overload: str) -> None:
+def test_a_product_is_launched_without_python(driver: Driver, overload: str) -> None:
     call = CALLS[overload]
     with triton_gemm.use():
         make_known(driver, overload)
@@ -93,7 +94,7 @@ def test_a_product_is_launched_without_python(driver: fake_driver.Driver, overlo
         assert triton_gemm.report_routing() == {}
 
 
-def test_counts_outlive_a_registration(driver: fake_driver.Driver) -> None:
+def test_counts_outlive_a_registration(driver: Driver) -> None:
     """They are reported, and reset, while the products are torch's own again."""
     with triton_gemm.use():
         make_known(driver, "mm")
@@ -104,7 +105,7 @@ def test_counts_outlive_a_registration(driver: fake_driver.Driver) -> None:
         assert triton_gemm.report_routing() == {}
 
 
-def known(driver: fake_driver.Driver, overload: str = "addmm") -> None:
+def known(driver: Driver, overload: str = "addmm") -> None:
     make_known(driver, overload)
     CALLS[overload]()
     assert launched() == {overload: 1}
@@ -121,7 +122,7 @@ PYTHONS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", PYTHONS)
-def test_another_call_is_python_s(driver: fake_driver.Driver, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_call_is_python_s(driver: Driver, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "_stays", lambda *_: "the test says so")
     with triton_gemm.use():
         known(driver)
@@ -132,7 +133,7 @@ def test_another_call_is_python_s(driver: fake_driver.Driver, name: str, monkeyp
         assert (overload, "torch: the test says so") in triton_gemm.report_routing()
 
 
-def test_rules_have_calls_of_their_own(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_have_calls_of_their_own(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no table may be asked where a predicate would be."""
     with triton_gemm.use():
         known(driver)
@@ -144,7 +145,7 @@ def test_rules_have_calls_of_their_own(driver: fake_driver.Driver, monkeypatch: 
     assert torch.equal(CALLS["addmm"](), torch.full_like(OUT, 513)) and launched() == {}
 
 
-def test_entering_an_equal_rule_goes_on(driver: fake_driver.Driver) -> None:
+def test_entering_an_equal_rule_goes_on(driver: Driver) -> None:
     for number in range(3):
         with triton_gemm.use():
             if number == 0:
@@ -153,7 +154,7 @@ def test_entering_an_equal_rule_goes_on(driver: fake_driver.Driver) -> None:
             assert launched() == {"mm": 1}
 
 
-def test_another_library_s_kernel_is_not_overridden(driver: fake_driver.Driver) -> None:
+def test_another_library_s_kernel_is_not_overridden(driver: Driver) -> None:
     theirs = torch.library.Library("aten", "IMPL")
     seen: list[Any] = []
 
@@ -173,7 +174,7 @@ def test_another_library_s_kernel_is_not_overridden(driver: fake_driver.Driver) 
     assert len(seen) == 1 and launched() == {"mm": 1}
 
 
-def test_a_launch_that_fails_is_heard_through_the_dispatcher(driver: fake_driver.Driver) -> None:
+def test_a_launch_that_fails_is_heard_through_the_dispatcher(driver: Driver) -> None:
     with triton_gemm.use():
         known(driver)
         driver.answers.append(700)
@@ -183,7 +184,7 @@ def test_a_launch_that_fails_is_heard_through_the_dispatcher(driver: fake_driver
         assert launched() == {"addmm": 1}
 
 
-def test_inputs_that_need_gradients(driver: fake_driver.Driver) -> None:
+def test_inputs_that_need_gradients(driver: Driver) -> None:
     """autograd is above: it calls with what needs none."""
     with triton_gemm.use():
         known(driver, "mm")
@@ -205,7 +206,7 @@ OPERATORS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.fixture
-def operator(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
+def operator(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """No call of the operator was made before, and C++ overrides it."""
     replace_all(monkeypatch, ops, KEYS=("AutogradCPU", "CPU"), _fast=fast_path.FastPath(ops._show))
     fake_driver.plan_for_hopper(monkeypatch)
@@ -219,7 +220,7 @@ def counted(reset: bool = True) -> int:
     return ops._by_cpp.launched(reset).get(ops.NAME, 0)
 
 
-def make_like(driver: fake_driver.Driver, call: Callable[[], torch.Tensor]) -> None:
+def make_like(driver: Driver, call: Callable[[], torch.Tensor]) -> None:
     """Has calls like this one be C++'s from now on."""
     for _ in range(2):  # planned, and offered to C++
         call()
@@ -228,7 +229,7 @@ def make_like(driver: fake_driver.Driver, call: Callable[[], torch.Tensor]) -> N
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_the_operator_is_launched_without_python(operator: fake_driver.Driver, name: str) -> None:
+def test_the_operator_is_launched_without_python(operator: Driver, name: str) -> None:
     call = OPERATORS[name]
     counted()
     make_like(operator, call)
@@ -276,16 +277,14 @@ AROUND: dict[str, tuple[Callable[[], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", AROUND)
-def test_what_needs_more_than_a_launch_is_python_s(operator: fake_driver.Driver, name: str) -> None:
+def test_what_needs_more_than_a_launch_is_python_s(operator: Driver, name: str) -> None:
     make_like(operator, lambda: gemm(A, B))
     call, below = AROUND[name]
     call()
     assert counted() == below
 
 
-def test_an_override_that_fails_leaves_products_to_python(
-    operator: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_override_that_fails_leaves_products_to_python(operator: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     products = native_products.NativeProducts(
         {ops.NAME: (ops.NAME, Places(0, 1, 2, 3, 4)), "triton_gemm::none": ("", Places(0, 1))}
     )
