@@ -286,16 +286,22 @@ def _autotuner() -> None:
     assert tuner.prune_configs({"M": 3}) == [3] and tuner.configs_timings == {}
 
 
-def _elsewhere() -> None:
+def small() -> Any:
+    """A launch that compiles fast, and its operands."""
     problem = GemmProblem.of(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in "abc"))
     (launch,) = launches(problem, select(problem, HOPPER))
+    return launch, operands_of(problem, [launch])
+
+
+def _elsewhere() -> None:
+    launch, operands = small()
     seen: list[tuple[str, bool]] = []
     before = triton.runtime.driver._active
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(2):
             with compat.compiling_for((9, 0), cache), compat.compilations(lambda *found: seen.append(found)):
                 compat.forget_compiled([launch.kernel])
-                kernel = kernel_launch.compiled(launch, operands_of(problem, [launch]), SCALARS)
+                kernel = kernel_launch.compiled(launch, operands, SCALARS)
         assert list(Path(cache).rglob("*.cubin")), "in the folder that was named"
     with pytest.raises(KeyError), compat.compiling_for((9, 0)):
         raise KeyError
@@ -305,9 +311,7 @@ def _elsewhere() -> None:
 
 def _from_cache() -> None:
     """Nothing is compiled for it, and what was is found: on disk, or in this process without looking there."""
-    problem = GemmProblem.of(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in "abc"))
-    (launch,) = launches(problem, select(problem, HOPPER))
-    operands = operands_of(problem, [launch])
+    launch, operands = small()
     seen: list[bool] = []
 
     def found() -> Any:

@@ -118,9 +118,8 @@ def test_gates_at_the_same_alignment_take_the_same_path(name: str, monkeypatch: 
     assert planned(0, 1) != [(False, True)], "no kernel reads them so"
 
 
-def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_resized_its_out_is_not_repeated(checked: list[Request]) -> None:
     """The next `out` of that shape is as small, and a launch without checks would write past its end."""
-    without_a_gpu(monkeypatch)
     a, b = half(64, 32), half(32, 48)
     plan.PLANS[key_of(a, b, half(64, 48))] = plan_without_a_gpu(a, b, half(64, 48))
     api.matmul(a, b, out=half(64, 48))
@@ -130,7 +129,8 @@ def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyP
     assert len(api._fast.calls) == 1
 
 
-def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """Nothing is planned, and what is planned launches on no device. The requests of calls that were not like one
     before."""
     multiplied: list[Request] = []
@@ -170,9 +170,8 @@ def plan_by_hand(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_like_one_before_go_past_the_checks(name: str, checked: list[Request]) -> None:
     """But not those whose bias is broadcast, of which a kernel would read more than there is."""
-    checked = without_a_gpu(monkeypatch)
     a, b, bias = half(64, 32), half(32, 48), half(48)
     added = plan_by_hand(name, a, b, bias)
     for _ in range(3):
@@ -207,28 +206,25 @@ WARM_CALLS = {"matmul": 5, "mm": 6, "bmm": 6, "addmm": 5, "linear": 5}
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_a_warm_call_goes_through_few_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_call_goes_through_few_functions(name: str, checked: list[Request], monkeypatch: Any) -> None:
     """Each costs a call about a tenth of a microsecond. One more fills in the address of a result that is new."""
-    without_a_gpu(monkeypatch)
     monkeypatch.setattr(generation, "contexts", None)  # where a policy was set in some context, a call asks for it
     replace_all(monkeypatch, native_build, _module=None, _begun=True, _why="the test says so")  # which is not awaited
     a, b, bias = half(64, 32), half(32, 48), half(48)
     plan_by_hand(name, a, b, bias)
-    called: list[str] = []
     calls: list[list[str]] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name[0] != "<":
-            called.append(frame.f_code.co_name)
+            calls[-1].append(frame.f_code.co_name)
 
     for _ in range(5):
-        called.clear()
+        calls.append([])
         sys.setprofile(note)
         try:
             FAST[name](a, b, bias)
         finally:
             sys.setprofile(None)
-        calls.append(called.copy())
     least = min(calls[-2:], key=len)
     assert len(least) == WARM_CALLS[name], least
 
@@ -253,9 +249,8 @@ def test_grouped_and_scaled_calls_share_the_fast_path(name: str, copied: bool, m
     assert all((x is fast_path.SLOW) == copied for x in module._fast.calls.values())
 
 
-def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_factor_is_that_of_the_call_on_the_fast_path(checked: list[Request]) -> None:
     """One of the product, read at the launch; one of a bias is multiplied before, and its call is always checked."""
-    checked = without_a_gpu(monkeypatch)
     a, b, bias, step = half(64, 32), half(32, 48), half(48), FakeStep()
     made = plan_without_a_gpu(a, b, half(64, 48))
     made.names, made.allocates, made.steps = ("a", "b", "c", "bias"), False, [step]

@@ -3,7 +3,6 @@ leaves to torch by itself, and counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.runtime.test_native_products import CALLS
 from tests.runtime.test_native_products import driver as driver
 from tests.support.fake_driver import Driver
 from tests.support.patches import noted
@@ -21,14 +21,6 @@ pytestmark = pytest.mark.slow
 
 X, BATCHES = torch.eye(8), torch.eye(8).expand(3, 8, 8).contiguous()
 NOT_IN_ONLY = "torch: torch.float32 is not in only="
-CALLS: dict[str, Callable[[], torch.Tensor]] = {
-    "mm": lambda: torch.mm(X, X),
-    "mm.out": lambda: torch.mm(X, X, out=torch.empty(8, 8)),
-    "addmm": lambda: torch.addmm(X, X, X, alpha=2),
-    "addmm.out": lambda: torch.addmm(X, X, X, alpha=0.5, out=torch.empty(8, 8)),
-    "bmm": lambda: torch.bmm(BATCHES, BATCHES),
-    "baddbmm": lambda: torch.baddbmm(X, BATCHES, BATCHES),
-}
 
 
 def left() -> int:
@@ -39,16 +31,16 @@ def left() -> int:
 @pytest.mark.parametrize("overload", CALLS)
 def test_python_decides_once(driver: Driver, overload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     call, seen = CALLS[overload], noted(monkeypatch, routing, "_stays")
-    expected = call()
-    with triton_gemm.use(only=torch.bfloat16):
+    expected, why = call().clone(), "torch: torch.bfloat16 is not in only="
+    with triton_gemm.use(only=torch.float32):
         for _ in range(4):
             assert torch.equal(call(), expected)
         assert len(seen) == 1
-        assert triton_gemm.report_routing(reset=True) == {(overload.partition(".")[0], NOT_IN_ONLY): 4}
+        assert triton_gemm.report_routing(reset=True) == {(overload.partition(".")[0], why): 4}
         assert triton_gemm.report_routing() == {}
         call()
         assert left() == 1
-    with triton_gemm.use(only=torch.bfloat16):
+    with triton_gemm.use(only=torch.float32):
         call()
         assert (len(seen), left()) == (1, 1), "an equal rule goes on"
     with triton_gemm.use(only=torch.float64):
