@@ -184,16 +184,16 @@ def test_another_state_is_python_s(call: Call, name: str, monkeypatch: pytest.Mo
         assert "hook" not in name or call.by_cpp() is not None
 
 
-def test_a_policy_that_is_equal_is_the_same(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["Python", "C++"])
+def test_a_policy_that_is_equal_is_the_same(by: str, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "contexts", None)
     call = Call(driver, *SMALL)
     with policies.policy("model"):
         call.plan()
-    with policies.policy("model"):
-        assert call.by_cpp() is not None
-    with policies.policy("error"):
-        assert call.by_cpp() is None
-    assert call.by_cpp() is None
+    for name in policies.NAMES:
+        with policies.policy(name):
+            assert (call.by(by) is not None) == (name == "model")
+    assert call.by(by) is None
 
 
 def test_fp32_is_multiplied_as_torch_is_set(driver: Driver) -> None:

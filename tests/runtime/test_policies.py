@@ -20,7 +20,6 @@ from tests.support.plan_fakes import FakePlan, take_plans_away
 from tests.support.table_fakes import HOPPER, another, problem_of, store
 from tests.support.threads import at_once
 from triton_gemm import tables
-from triton_gemm.functional import api, fast_path
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import plan, policies
@@ -264,19 +263,6 @@ def test_no_plan_is_served_that_was_chosen_otherwise(planned: list[FakePlan], tm
     assert source() == "model"
     tables.import_from(tmp_path / "out.json")
     assert source() == "user's table"
-
-
-def test_the_fast_path_has_the_policy_in_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    a, b = operands(8, 8, 8)
-
-    def key() -> object:
-        return api._fast.take("matmul", a, b, (), Request())[0]
-
-    keys = [key(), *(triton_gemm.policy(name)(key)() for name in policies.NAMES)]
-    triton_gemm.set_policy("model")
-    keys.append(key())
-    assert None not in keys and len(set(keys)) == len(keys) and keys[-1] == key()
 
 
 def test_a_tuner_may_multiply(planned: list[FakePlan]) -> None:

@@ -88,8 +88,8 @@ def check(case: Case, config: TileConfig, schedule: Schedule, module: SimpleName
 
 def summed(operands: Operands, config: TileConfig, schedule: Schedule, module: SimpleNamespace) -> Tensor:
     """The bits of C."""
-    case, auxiliary = operands.case, (*([] if operands.bias is None else [operands.bias]), *operands.scales)
+    case = operands.case
     operands.c.copy_(operands.c0)
     plan = simulation(operands.problem, config, schedule, module)
-    plan.run(operands.a, operands.b, operands.c, auxiliary, case.alpha, case.beta)
+    plan.run(operands.a, operands.b, operands.c, operands.auxiliary, case.alpha, case.beta)
     return bits(operands.c).clone()
