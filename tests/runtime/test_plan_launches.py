@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 
-from tests.runtime.test_plan import HALF, half
+from tests.runtime.test_plan import half
 from tests.support import fake_driver
 from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
@@ -202,16 +202,6 @@ def test_a_selection_is_that_of_the_operands_device(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(plan, "device_info", lambda _: HOPPER)
     a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
     assert plan.selection_of(a, b, c) == select(GemmProblem.of(a, b, c), HOPPER)
-
-
-def test_what_is_compiled_for_is_aligned_or_is_not() -> None:
-    for dtype in (torch.int8, HALF, torch.float32, torch.float64):
-        for aligned in (True, False):
-            a = torch.empty(65, dtype=dtype)[0 if aligned else 1 :][:64].view(8, 8)
-            x = binaries.operands_of(
-                GemmProblem.of(a, torch.empty(8, 8, dtype=dtype), torch.empty(8, 8, dtype=dtype)), []
-            )["a"]
-            assert x.dtype is dtype and (x.data_ptr() % 16 == 0) == aligned
 
 
 # --- Loading ---

@@ -136,20 +136,6 @@ def test_parameters_are_packed_one_after_another(driver: fake_driver.Driver) -> 
     assert shown == [*expected[:place], 0, *expected[place + 1 :]]
 
 
-def test_it_is_known_where_a_call_s_values_go(driver: fake_driver.Driver) -> None:
-    found = step.parameters_of(MADE, LAUNCH, {"a": 4, "b": 5, "c": 7})
-    at = [(kind, found.types[found.offsets.index(offset)], of) for kind, offset, of in (
-        *(("address", *x) for x in found.addresses),
-        *(("map", *x) for x in found.maps),
-        *(("alpha", *x) for x in found.alphas),
-        *(("beta", *x) for x in found.betas),
-    )]  # fmt: skip
-    addresses = [("address", "*fp32", 7), ("address", "*bf16", 5)]
-    maps = [("map", "nvTmaDesc", 4), ("map", "nvTmaDesc", 5)]
-    assert at == [*addresses, *maps, ("alpha", "fp32", 4), ("alpha", "fp64", 8), ("beta", "f32", 4)]
-    assert [offset for offset, _ in found.maps] == sorted({offset for offset, _ in found.maps})
-
-
 @pytest.mark.parametrize("kind", ["fp16", "bf16", "i128", "tuple"])
 def test_a_type_that_cannot_be_passed_is_refused(kind: str, driver: fake_driver.Driver) -> None:
     for part in (1, Scalar("alpha")):
