@@ -25,7 +25,15 @@ from tests.support.kernel_cases import (
 )
 from tests.support.simulated_plans import CPU, check, readable, simulation, summed
 from tests.support.table_fakes import HOPPER
-from tests.support.tiles_on_cpu import CLUSTERED, CONFIGS, ORDERS, every_form, in_form, of_cluster
+from tests.support.tiles_on_cpu import (
+    CLUSTERED,
+    CONFIGS,
+    ORDERS,
+    check_whole_and_split,
+    every_form,
+    in_form,
+    of_cluster,
+)
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import forms, warp_specialised
@@ -72,11 +80,7 @@ def test_every_circumstance(kernel: SimpleNamespace, name: str) -> None:
     legal = [config for config in CONFIGS if warp_specialised.illegal(probe, HOPPER, config) is None]
     for config in (legal[turn % len(legal)], legal[(turn * 5 + 3) % len(legal)]):
         m, n, k = blocks(config)
-        case = circumstance(name, (m + 8, 2 * n + 8, 6 * k + 3))
-        tiles = (case.batch or 1) * 2 * 3
-        check(case, config, Schedule(min(tiles, 5)), kernel)
-        if warp_specialised.can_split_k(config):
-            check(case, config, Schedule(3 * (tiles - 1), tiles - 1, split_k=3, group_m=2), kernel)
+        check_whole_and_split(circumstance(name, (m + 8, 2 * n + 8, 6 * k + 3)), config, kernel)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -117,10 +121,7 @@ def of_tf32(orders: str, config: TileConfig) -> Case:
 )
 def test_tf32(kernel: SimpleNamespace, orders: str, config: TileConfig) -> None:
     """Operands along K, and A across it; C both ways round."""
-    case = of_tf32(orders, config)
-    check(case, config, Schedule(4), kernel, times=2)
-    if warp_specialised.can_split_k(config):
-        check(case, config, Schedule(9, split_tiles=3, split_k=3), kernel)
+    check_whole_and_split(of_tf32(orders, config), config, kernel, times=2)
 
 
 @pytest.mark.few
@@ -169,9 +170,7 @@ def legal_bytes(config: TileConfig) -> list[Case]:
 @pytest.mark.parametrize("config", [*filter(legal_bytes, BYTES)], ids=ids)
 def test_bytes(kernel: SimpleNamespace, config: TileConfig) -> None:
     for case in legal_bytes(config):
-        check(case, config, Schedule(4), kernel)
-        if warp_specialised.can_split_k(config):
-            check(case, config, Schedule(9, split_tiles=3, split_k=3), kernel)
+        check_whole_and_split(case, config, kernel)
 
 
 def test_all_configurations_that_leave_room_for_pieces_are_legal() -> None:
@@ -212,11 +211,7 @@ def test_every_circumstance_in_clusters(kernel: SimpleNamespace, name: str) -> N
     legal = [config for config in CLUSTERED if kernel.illegal(probe, HOPPER, config) is None]
     config = legal[turn * 5 % len(legal)]
     m, n, k = of_cluster(config)
-    case = circumstance(name, (m + 8, n // 2 + 8, 6 * k + 3))
-    tiles = (case.batch or 1) * 2
-    check(case, config, Schedule(tiles - 1), kernel)
-    if warp_specialised.can_split_k(config):
-        check(case, config, Schedule(3 * tiles, tiles, split_k=3, group_m=2), kernel)
+    check_whole_and_split(circumstance(name, (m + 8, n // 2 + 8, 6 * k + 3)), config, kernel)
 
 
 @pytest.mark.few(shows=lambda form, precision: {precision == "tf32"})
@@ -229,8 +224,7 @@ def test_fp32_in_clusters(kernel: SimpleNamespace, form: tuple[int, int], precis
     config = [c for c in of_dtype if form == (c.CLUSTER_M, c.CLUSTER_N)][2 if precision == "tf32" else 1]
     m, n, k = of_cluster(config)
     case = Case((m + 9, n + 8, 5 * k + 4), "ttn", dtype=torch.float32, precision=precision)
-    check(case, config, Schedule(3), kernel)
-    check(case, config, Schedule(12, split_tiles=4, split_k=3), kernel)
+    check_whole_and_split(case, config, kernel)
 
 
 @pytest.mark.few(shows=every_form)

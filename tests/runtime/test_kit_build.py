@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -66,13 +65,6 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit_build, "_compiled", Mock(side_effect=AssertionError("nothing is to be compiled")))
 
 
-@pytest.fixture
-def open_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
 def keys(problem: GemmProblem) -> set[str]:
     return set(kit_build.compilables(HOPPER, problem, policies.choose(problem, HOPPER)))
 
@@ -81,11 +73,12 @@ def extend(file: Path, *problems: GemmProblem, **how: Any) -> kit_build.Extended
     return kit_build.extend(file, problems, [HOPPER], workers=1, **how)
 
 
-def test_calls_add_to_it_in_any_order(of_both: Path, tmp_path: Path, open_umask: None) -> None:
+def test_calls_add_to_it_in_any_order(of_both: Path, tmp_path: Path) -> None:
     """To the same bytes, as one call does. Nobody else may write it, nor its new folder, whatever the umask is."""
     for order in (PROBLEMS, PROBLEMS[::-1]):
         file = tmp_path / f"{order[0].M}" / "fleet.kit"
-        found = [extend(file, problem).kernels for problem in order]
+        with unsafe_files.umask(0):
+            found = [extend(file, problem).kernels for problem in order]
         assert found == [len(keys(order[0])), 3] and file.read_bytes() == of_both.read_bytes()
         assert [stat.S_IMODE(x.stat().st_mode) for x in (file, file.parent)] == [0o644, 0o755]
         assert list(file.parent.iterdir()) == [file]

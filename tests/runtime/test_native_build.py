@@ -20,6 +20,7 @@ from tests.support.native_calls import Call
 from tests.support.patches import replace_all
 from tests.support.processes import runs, soon, started
 from tests.support.threads import at_once
+from tests.support.unsafe_files import umask
 from triton_gemm import compat
 from triton_gemm.runtime import native_build, native_file
 
@@ -122,11 +123,8 @@ def test_files_are_the_user_s_alone_whatever_the_umask(
 ) -> None:
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path / "shared"))
     monkeypatch.chdir(tmp_path)
-    before = os.umask(0)
-    try:
+    with umask(0):
         path = native_build.build()
-    finally:
-        os.umask(before)
     assert path.parent == new and not (tmp_path / "shared").exists()
     for folder in (new, new.parent, new.parent.parent):
         assert folder.stat().st_mode & 0o7777 == 0o700

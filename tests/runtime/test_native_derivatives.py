@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,15 +31,14 @@ Function = Callable[..., torch.Tensor]
 
 
 @pytest.fixture
-def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+def driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """Products of CPU tensors are planned for Hopper, and launched by nothing. No call was made before."""
-    found = fake_driver.install(monkeypatch, extension)
     monkeypatch.setattr(rules, "runs", lambda *_, **__: None)
     fake_driver.plan_for_hopper(monkeypatch)
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     monkeypatch.setattr(ops, "_fast", fast_path.FastPath(ops._show))
     loaded = native.module()
-    yield found
+    yield driver
     ops._by_cpp.unregister()
     loaded.backward_by(None, "", SUM, 0)
 

@@ -20,7 +20,7 @@ import triton
 from tests.runtime.test_native_build import begun, compiler, contents, cxx, new
 from tests.support import fake_cxx
 from tests.support.patches import replace_all
-from tests.support.unsafe_files import FOREIGN, IRREGULAR
+from tests.support.unsafe_files import FOREIGN, IRREGULAR, umask
 from triton_gemm import compat
 from triton_gemm.runtime import native_build, native_file
 
@@ -63,9 +63,8 @@ def test_root_s_extension_is_loaded_by_others_and_theirs_by_nobody_else(compiler
         pytest.skip("only root may become another user")
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)
-        before = os.umask(0o077)
-        file = native_build.build(Path(place, "made", "into"))
-        os.umask(before)
+        with umask(0o077):
+            file = native_build.build(Path(place, "made", "into"))
         os.seteuid(NOBODY)
         try:
             assert fake_cxx.BUILT.encode() in native_file.load(file, contents)
@@ -224,15 +223,10 @@ def test_what_a_signal_s_handler_raises_while_it_is_loaded_is_the_caller_s(
     assert native_build.built() is not None, "the next call loads it"
 
 
-class OtherHooks:
-    def setup(self, _: object) -> None:
-        raise AttributeError("'function' object has no attribute 'calls'")
-
-
 @pytest.mark.parametrize(
     "fails",
     [
-        lambda _: compat.set_up_native(OtherHooks(), None, None, None),
+        lambda _: compat.set_up_native(Mock(setup=Mock(side_effect=AttributeError("no 'calls'"))), None, None, None),
         lambda name: compat.import_native(name),
         lambda name: os.stat(f"{name}/x"),
     ],

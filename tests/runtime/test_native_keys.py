@@ -69,28 +69,14 @@ def test_the_driver_is_shown_what_python_shows_it(how: dict[str, Any], driver: D
     assert driver.seen == driver.by_python != []
 
 
-class Subclass(torch.Tensor):
-    pass
-
-
-def misaligned(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.numel() + 1)[1:].view(x.shape)
-
-
-def transposed(x: torch.Tensor) -> torch.Tensor:
-    return x.T.contiguous().T
-
-
 A, B = SMALL
-
-
 OTHERS = {
     "another shape": {"a": half(255, 512)},
-    "other strides": {"b": transposed(B)},
-    "an address that is no multiple of 16": {"a": misaligned(A)},
+    "other strides": {"b": B.T.contiguous().T},
+    "an address that is no multiple of 16": {"a": half(1 + 256 * 512)[1:].view(256, 512)},
     "another dtype": {"a": A.half(), "b": B.half()},
     "a dtype for one operand": {"a": A.half()},
-    "a subclass": {"a": A.as_subclass(Subclass)},
+    "a subclass": {"a": A.as_subclass(type("Subclass", (torch.Tensor,), {}))},
     "no tensor": {"a": None},
     "a sparse tensor": {"a": torch.zeros(256, 512).to_sparse()},
     "a tensor without memory": {"a": A.to("meta"), "b": B.to("meta")},

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from tests.support.kernel_cases import Case, Operands
-from tests.support.simulated_plans import CPU, readable, simulation, summed
+from tests.support.simulated_plans import CPU, check, readable, simulation, summed
 from tests.support.table_fakes import HOPPER
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import warp_specialised
@@ -67,6 +67,15 @@ OF_FEW = {
 def of_few(tile: tuple[int, int, int], form: tuple[int, int] = (1, 1)) -> TileConfig:
     m, n, k = tile
     return warp_specialised.Config(m, n, k, m // 16, 3, *form)
+
+
+def check_whole_and_split(case: Case, config: TileConfig, kernel: SimpleNamespace, times: int = 1) -> None:
+    """By fewer programs than tiles, and, if the configuration can be, with all but a tile cut in three."""
+    tiles = (case.batch or 1) * config.tiles(*case.size[:2])
+    check(case, config, Schedule(max(1, min(tiles - 1, 5))), kernel, times)
+    if warp_specialised.can_split_k(config):
+        cut = max(1, tiles - 1)
+        check(case, config, Schedule(3 * cut, cut, split_k=3, group_m=2), kernel)
 
 
 def check_in_turn(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,15 @@ def make_a_link(path: Path) -> None:
 def replace_by(make: Callable[[Path], Any], file: Path) -> None:
     file.unlink()
     make(file)
+
+
+@contextmanager
+def umask(value: int) -> Iterator[None]:
+    before = os.umask(value)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 Faults = dict[str, tuple[Callable[[Path], Any], str]]
