@@ -9,7 +9,6 @@ import struct
 import sys
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -271,21 +270,6 @@ def test_nothing_is_kept_alive(driver: Driver) -> None:
     assert found() is None
     call.plan()
     call.fast = fast_path.FastPath()
-
-
-def test_threads_share_a_table(call: Call) -> None:
-    def calls(seed: int) -> int:
-        a, out = half(256, 512), half(256, 768)
-        for i in range(100):
-            if i % 20 == seed:
-                generation.advance()
-            call.take(a=a, out=out if i % 2 else None)
-            if i % 10 == seed:
-                call.fast.table.forget()
-        return seed
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(calls, range(8))) == list(range(8))
 
 
 def test_a_change_meanwhile_keeps_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
