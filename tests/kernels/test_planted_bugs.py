@@ -46,11 +46,6 @@ def sums(module: Module) -> None:
             check(Case((330, 520, 700), "nnn", batch=2), config, schedule, module)
 
 
-def planes(module: Module) -> None:
-    case = Case((70, 72, 1050), "ntn", dtype=torch.float32, precision="bf16x6")
-    check(case, of_tile(128, 128), Schedule(2), module)
-
-
 def bytes_(module: Module) -> None:
     config = of_tile(128, 192, among=BYTES)
     for case in of_bytes(config, 0):
@@ -92,9 +87,7 @@ def beta(module: Module) -> None:
         check(Case((330, 520, 400), "nnn", beta=0.5), of_tile(128, 256), schedule, module)
 
 
-@cache
-def unchanged() -> Module:
-    return simulated("warp_specialised")
+unchanged = cache(partial(simulated, "warp_specialised"))
 
 
 def in_turn(module: Module) -> None:
@@ -125,14 +118,6 @@ def scales(module: Module, kind: str) -> None:
         of_scales.check(kind, exponents, "whole", module)
 
 
-def gates(module: Module) -> None:
-    of_gates.check(module, of_tile(64, 64, among=GATED), (70, 136, 200), 2, "swiglu", biased=True)
-
-
-def gates_of_groups(module: Module) -> None:
-    of_gates.check_groups(module, of_tile(64, 64, among=GATED), "swiglu")
-
-
 def preactivations(module: Module) -> None:
     """By TMA and by pointers, less than a tile; and in narrow epilogue tiles."""
     plan_of, narrow = of_preactivations.plan_of, of_preactivations.NARROW
@@ -142,7 +127,7 @@ def preactivations(module: Module) -> None:
 
 
 def preactivations_of_gates(module: Module) -> None:
-    plan_of = of_preactivations.plan_of(module, of_tile(64, 64, among=GATED), Schedule(2))
+    plan_of = of_preactivations.plan_of(module, GATE, Schedule(2))
     check_gated((70, 136, 200), "swiglu", plan_of, biased=True)
     of_preactivations.check_groups(module)
 
@@ -172,14 +157,18 @@ def addresses(module: Module, kernel: str) -> None:
         KERNELS[kernel](module, Draw(seed))
 
 
+PLANES = Case((70, 72, 1050), "ntn", dtype=torch.float32, precision="bf16x6")
+GATE = of_tile(64, 64, among=GATED)
 WARP_SPECIALISED: dict[str, Callable[[Module], None]] = {
-    **{"sums": sums, "planes": planes, "bytes": bytes_, "clusters": clusters, "widths": widths, "few rows": few_rows},
-    **{"beta": beta, "parts in turn": in_turn, "second launch": second_launch, "promotion": promotion},
+    **{"sums": sums, "bytes": bytes_, "clusters": clusters, "widths": widths, "few rows": few_rows, "beta": beta},
+    **{"parts in turn": in_turn, "second launch": second_launch, "promotion": promotion},
+    "planes": partial(check, PLANES, of_tile(128, 128), Schedule(2)),
     "scales of rows": partial(scales, kind="fp8-rows"),
     "scales of matrices": partial(scales, kind="fp8-tensor"),
     "groups of K": partial(of_k_groups.of_sizes, config=of_k_groups.SMALL),
-    **{"gates": gates, "gates of groups": gates_of_groups, "preactivations": preactivations},
-    "preactivations of gates": preactivations_of_gates,
+    "gates": partial(of_gates.check, config=GATE, size=(70, 136, 200), programs=2, name="swiglu", biased=True),
+    "gates of groups": partial(of_gates.check_groups, config=GATE, name="swiglu"),
+    **{"preactivations": preactivations, "preactivations of gates": preactivations_of_gates},
 }
 # The kernel of each group, and its check.
 CHECKS: dict[str, tuple[str, Callable[[Module], None]]] = {

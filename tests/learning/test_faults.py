@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -130,8 +129,9 @@ def test_a_worker_writes_what_was_learned_or_the_thread_does(worker: str, world:
         return (worker != "cannot" or len(written) > 1) and write(*of)
 
     world.service.patch.setattr(learned, "write", write_by)
-    if worker == "is late":
-        world.service.patch.setattr(background, "submit", ask_no_writer(background.submit))
+    if worker == "is late":  # who is to write never ends
+        submit, late = background.submit, lambda _plan, _device, *of: Question(*of)
+        world.service.patch.setattr(background, "submit", lambda *of: (late if of[2] is write_by else submit)(*of))
     world.call(2 * CALLS)
     assert world.service.tuner.unwritten == [] or worker == "is late"
     world.service.tuner._write(at_end=True)
@@ -154,17 +154,6 @@ def test_the_end_of_a_process_waits_for_a_folder_once(world: World) -> None:
     world.service.tuner.unwritten = [Question(lambda number: waited.append(number), x) for x in range(3)]
     world.service.tuner._write(at_end=True)
     assert waited == [0]
-
-
-def ask_no_writer(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """As `background.ask`, but who is to write never ends."""
-
-    def request(plan: Any, device: Any, function: Callable[..., Any], *of: Any) -> Any:
-        if function.__name__ == "write_by":
-            return Question(function, *of)
-        return ask(plan, device, function, *of)
-
-    return request
 
 
 @pytest.mark.parametrize("where", ["between calls", "a call", "a launch by Python"])
