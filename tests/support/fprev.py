@@ -19,25 +19,8 @@ Tree = Union[int, "frozenset[Tree]"]
 Sizes = Callable[[int, Sequence[int]], list[int]]
 
 
-def basic(n: int, sizes: Sizes) -> Tree:
-    """The tree of n terms, from the sizes of all pairs."""
-    known = {i: dict(zip(range(n), sizes(i, range(n)), strict=True)) for i in range(n)}
-
-    def grown(terms: list[int]) -> Tree:
-        if len(terms) == 1:
-            return terms[0]
-        children, rest = [], terms
-        while rest:
-            child = [j for j in rest if j == rest[0] or known[rest[0]][j] < len(terms)]
-            children.append(grown(child))
-            rest = [j for j in rest if j not in child]
-        return frozenset(children)
-
-    return grown(list(range(n)))
-
-
 def refined(n: int, sizes: Sizes) -> Tree:
-    """The same, from no more pairs than are needed: for a chain those of one term with all others."""
+    """The tree of n terms, from no more pairs than are needed: for a chain those of one term with all others."""
 
     def grown(terms: list[int]) -> Tree:
         """The subtree of all these terms: from the first one up, which meets the others by the size of the subtree that
