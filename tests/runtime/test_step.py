@@ -38,8 +38,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> fake_driver.Driver:
     return fake_driver.take_driver(monkeypatch)
 
 
-def launch_of(arguments: dict[str, Any], grid: tuple[int, int, int] = (6, 4, 2), cluster: int = 1) -> Launch:
-    return Launch(None, grid, arguments, {}, cluster=cluster)
+def launch_of(arguments: dict[str, Any]) -> Launch:
+    return Launch(None, (6, 4, 2), arguments, {})
 
 
 def size_of(kind: str) -> int:
