@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.processes import printed
+from tests.support.threads import at_once
 from triton_gemm import compat
 from triton_gemm.functional import ops, sharding
 
@@ -158,11 +159,7 @@ def _sizes() -> None:
 def _is_profiling() -> None:
     assert not compat.is_profiling()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        seen: list[bool] = []
-        other = threading.Thread(target=lambda: seen.append(compat.is_profiling()))
-        other.start()
-        other.join()
-        assert seen == [True] and compat.is_profiling()
+        assert at_once(compat.is_profiling) == [True] and compat.is_profiling()
     assert not compat.is_profiling()
 
 
@@ -192,12 +189,8 @@ def _stream_of_graph_trees() -> None:
     container = cudagraph_trees.get_container(0)
     assert container.tree_manager is None and "self.stream" in inspect.getsource(cudagraph_trees.CUDAGraphTreeManager)
     container.tree_manager = SimpleNamespace(stream=SimpleNamespace(cuda_stream=7))
-    seen: list[int | None] = []
-    other = threading.Thread(target=lambda: seen.append(compat.stream_of_graph_trees(0)))
     try:
-        seen.append(compat.stream_of_graph_trees(0))
-        other.start()
-        other.join()
+        seen = [compat.stream_of_graph_trees(0), *at_once(lambda: compat.stream_of_graph_trees(0))]
     finally:
         container.tree_manager = None
     assert seen == [7, None]

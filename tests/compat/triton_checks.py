@@ -286,26 +286,32 @@ def _autotuner() -> None:
     assert tuner.prune_configs({"M": 3}) == [3] and tuner.configs_timings == {}
 
 
-def _elsewhere() -> None:
+def small() -> Any:
+    """A launch that compiles fast, and its operands."""
     problem = GemmProblem.of(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in "abc"))
     (launch,) = launches(problem, select(problem, HOPPER))
+    return launch, operands_of(problem, [launch])
+
+
+def _elsewhere() -> None:
+    launch, operands = small()
     seen: list[tuple[str, bool]] = []
     before = triton.runtime.driver._active
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(2):
             with compat.compiling_for((9, 0), cache), compat.compilations(lambda *found: seen.append(found)):
                 compat.forget_compiled([launch.kernel])
-                kernel = kernel_launch.compiled(launch, operands_of(problem, [launch]), SCALARS)
+                kernel = kernel_launch.compiled(launch, operands, SCALARS)
         assert list(Path(cache).rglob("*.cubin")), "in the folder that was named"
+    with pytest.raises(KeyError), compat.compiling_for((9, 0)):
+        raise KeyError
     assert kernel.metadata.target.arch == 90 and triton.runtime.driver._active is before
     assert seen == [(kernel.hash, False), (kernel.hash, True)]
 
 
 def _from_cache() -> None:
     """Nothing is compiled for it, and what was is found: on disk, or in this process without looking there."""
-    problem = GemmProblem.of(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in "abc"))
-    (launch,) = launches(problem, select(problem, HOPPER))
-    operands = operands_of(problem, [launch])
+    launch, operands = small()
     seen: list[bool] = []
 
     def found() -> Any:
@@ -369,9 +375,6 @@ def _build_driver_module() -> None:
         return
     with tempfile.TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_LIBCUDA_PATH", cache)
-        compat.building.nvidia.libcuda_dirs.cache_clear()
-        try:
-            assert compat.build_driver_module(cache=cache) is None
-        finally:
-            compat.building.nvidia.libcuda_dirs.cache_clear()
+        patch.setattr(compat.building.nvidia, "libcuda_dirs", compat.building.nvidia.libcuda_dirs.__wrapped__)
+        assert compat.build_driver_module(cache=cache) is None
         assert list(Path(cache).rglob("cuda_utils*.so"))

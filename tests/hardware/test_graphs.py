@@ -15,8 +15,7 @@ from triton_gemm.runtime.step import DriverLaunch, Frame
 
 MAKES = ("cuEventCreate", "cuGraphCreate", "cuGraphInstantiateWithFlags")
 LAUNCH = DriverLaunch(
-    *(0xF00D, (6, 1, 1), 128, 70_000, 2, True, True, struct.pack("<QI4x", 0, 7)),
-    *((0, 8), ((0, 0),), (), (), ()),
+    *(0xF00D, (6, 1, 1), 128, 70_000, 2, True, True, struct.pack("<QI4x", 0, 7)), *((0, 8), ((0, 0),), (), (), ())
 )
 
 

@@ -1,4 +1,4 @@
-"""Fixtures that run the warp-specialised kernel on the CPU."""
+"""Fixtures that run a kernel on the CPU."""
 
 from __future__ import annotations
 
@@ -10,5 +10,6 @@ from tests.support.gluon_on_cpu import simulated
 
 
 @pytest.fixture(scope="module")
-def kernel() -> SimpleNamespace:
-    return simulated("warp_specialised")
+def kernel(request: pytest.FixtureRequest) -> SimpleNamespace:
+    """The one that the module's KERNEL names, else the warp-specialised one."""
+    return simulated(getattr(request.module, "KERNEL", "warp_specialised"))

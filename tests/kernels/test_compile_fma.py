@@ -11,7 +11,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from tests.ladder.test_compile_rungs import main_loop
-from tests.support.compiled_kernels import CAPABILITIES, HOPPER, Capability, compiled, product
+from tests.support.compiled_kernels import CAPABILITIES, HOPPER, Capability, Three, compiled, product
 from triton_gemm.config import REGISTERS_PER_SM, TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import fma
@@ -20,14 +20,7 @@ from triton_gemm.problem import GemmProblem
 MAIN = fma.CONFIGS[0]
 
 
-def fp32(
-    size: tuple[int, int, int] = (1024, 2048, 4096),
-    order: str = "n",
-    *,
-    gap: int = 0,
-    step: int = 1,
-    **epilogue: object,
-) -> GemmProblem:
+def fp32(size: Three = (1024, 2048, 4096), order: str = "n", *, gap: int = 0, step: int = 1) -> GemmProblem:
     """A along M and B along N, whose pitches are whole vectors; order, gap and step: of C."""
     M, N, _ = size
     how = {"steps": (1, 1, step), "gaps": (-M % 4, -N % 4, gap), "dtype": torch.float32, "precision": "ieee"}

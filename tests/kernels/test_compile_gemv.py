@@ -1,12 +1,15 @@
 """What the compiler makes of the GEMV, without a GPU: it spills nothing and reads weights 16 bytes wide."""
 
+from __future__ import annotations
+
 import re
+from typing import Any
 
 import pytest
 import torch
 
 from tests.ladder.test_compile_rungs import loads_of_c, stride_multiplications
-from tests.support.compiled_kernels import CAPABILITIES, HOPPER, Capability, compile_launch
+from tests.support.compiled_kernels import CAPABILITIES, HOPPER, Capability, compiled, product
 from tests.support.tiers import one
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import device_of_capability
@@ -18,39 +21,27 @@ ALIGNED = (4096, 8192)  # N, K: whole tiles, all strides divisible by 16
 ODD = (4099, 8197)  # the compiler may assume nothing of any stride
 
 
-def arch(capability: Capability) -> str:
-    return "sm_{}{}".format(*capability)
-
-
-def planned(
-    M: int, size: tuple[int, int], layout: str, dtype: torch.dtype = torch.bfloat16, pitch: int = 0, **options: object
-) -> tuple[GemmProblem, dict[str, torch.Tensor]]:
-    """A problem, and operands for it that do not exist, the rows of A and B `pitch` elements longer than a multiple of
-    16 if that is given; N bias values if there is a bias."""
+def problem_of(M: int, layout: str, size: tuple[int, int] = ALIGNED, pitch: int = 0, **how: Any) -> GemmProblem:
+    """The rows of A and B are `pitch` elements longer than a multiple of 16, if that is given."""
     N, K = size
-
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        length = -(-columns // 16) * 16 + pitch if pitch else columns
-        return torch.empty(rows, length, dtype=dtype, device="meta")[:, :columns]
-
-    a = matrix(M, K)
-    b = matrix(N, K).T if layout == "nt" else matrix(K, N)
-    c = a.new_empty(M, N)
-    bias = torch.empty(N, device="meta")
-    return GemmProblem.of(a, b, c, **options), {"a": a, "b": b, "c": c, "bias": bias}
+    gaps = [-columns % 16 + pitch if pitch else 0 for columns in (K, K if layout == "nt" else N)]
+    return product((M, N, K), f"{layout}n", gaps=(*gaps, 0), **how)
 
 
-def compiled(
+def kernel_of(
     problem: GemmProblem,
-    operands: dict[str, torch.Tensor],
-    config: TileConfig,
-    split_k: int = 1,
+    config: TileConfig | None = None,
+    split_k: int | None = None,
     capability: Capability = HOPPER,
+    reads: int | None = None,
 ) -> aot.Compiled:
-    """As a plan launches it, programmatically from Hopper on."""
-    (launch,) = gemv.launches(problem, config, split_k)
-    dtypes = {name: x.dtype for name, x in operands.items()}
-    return compile_launch(launch, {**dtypes, "workspace": torch.float32, "counters": torch.int32}, capability)
+    """In the default configuration, or another. It spills nothing, and a thread reads so many bytes of B at once."""
+    default, parts = gemv.default(problem, device_of_capability(capability))
+    config = config or default
+    kernel = compiled(problem, gemv.launches(problem, config, split_k or parts), capability)
+    assert kernel.spills == 0, config
+    assert reads is None or reads_of_weights(kernel) - {0} == {reads}, config
+    return kernel
 
 
 def reads_of_weights(kernel: aot.Compiled) -> set[int]:
@@ -70,86 +61,64 @@ def reads_of_a(kernel: aot.Compiled) -> set[int]:
     return {int(words or 1) * int(bits) // 8 for words, bits in loads}
 
 
-def legal(problem: GemmProblem, capability: Capability) -> list[TileConfig]:
-    device = device_of_capability(capability)
-    return [config for config in gemv.CONFIGS if gemv.illegal(problem, device, config) is None]
+def legal(problem: GemmProblem) -> list[TileConfig]:
+    return [c for c in gemv.CONFIGS if gemv.illegal(problem, device_of_capability(HOPPER), c) is None]
 
 
 @pytest.mark.few(shows=one)
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_every_tile_with_four_rows(layout: str) -> None:
-    problem, operands = planned(4, ALIGNED, layout)
-    configs = legal(problem, HOPPER)
+    problem = problem_of(4, layout)
+    configs = legal(problem)
     assert len(configs) >= 6
     for config in configs:
-        kernel = compiled(problem, operands, config)
-        assert kernel.spills == 0, config
-        assert reads_of_weights(kernel) - {0} == {16}, config
+        kernel_of(problem, config, 1, reads=16)
 
 
-@pytest.mark.few(shows=one)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+# Sizes, pitches and dtypes, and the bytes that are read at once. Multiples of 16 bytes are enough, not of the 16
+# elements that Triton looks for; also with no whole tiles along N or K.
+WIDTHS: dict[str, tuple[dict[str, Any], int]] = {
+    "fp16": ({"dtype": torch.float16}, 16),
+    "fp32": ({"dtype": torch.float32}, 16),
+    "rows of 16 bytes": ({"pitch": 8}, 16),
+    "rows of 16 bytes, no whole tiles": ({"pitch": 8, "size": (4104, 8200)}, 16),
+    "rows of 16 bytes, fp32": ({"pitch": 4, "dtype": torch.float32}, 16),
+    "rows of 16 bytes, fp32, no whole tiles": ({"pitch": 4, "dtype": torch.float32, "size": (4100, 8196)}, 16),
+    "rows of 8 bytes": ({"pitch": 4}, 8),
+    "rows of 4 bytes": ({"pitch": 2}, 4),
+}
+
+
+@pytest.mark.few(shows=lambda name, layout: {name, layout})
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-def test_pitches_and_row_starts_of_16_bytes_are_enough(layout: str, dtype: torch.dtype) -> None:
-    """Multiples of 16 bytes, not of the 16 elements that Triton looks for; also with no whole tiles along N or K."""
-    vector = 16 // dtype.itemsize
+@pytest.mark.parametrize("name", WIDTHS)
+def test_weights_are_read_as_wide_as_they_lie(name: str, layout: str) -> None:
+    how, nbytes = WIDTHS[name]
     for M in (1, 4):
-        for sizes in (ALIGNED, (4096 + vector, 8192 + vector)):
-            problem, operands = planned(M, sizes, layout, dtype, pitch=vector)
-            assert all(layout.strides[1:].count(1) == 1 for layout in (problem.a, problem.b))
-            assert max(problem.b.strides) % 16 == vector
-            config, split_k = gemv.default(problem, device_of_capability(HOPPER))
-            kernel = compiled(problem, operands, config, split_k)
-            assert kernel.spills == 0, config
-            assert reads_of_weights(kernel) - {0} == {16}, config
-            if layout == "nt":
-                assert reads_of_a(kernel) == {16}, config
-
-
-@pytest.mark.few
-@pytest.mark.parametrize("layout", ["nn", "nt"])
-@pytest.mark.parametrize("pitch", [4, 2])
-def test_narrower_vectors(pitch: int, layout: str) -> None:
-    for M in (1, 4):
-        problem, operands = planned(M, ALIGNED, layout, pitch=pitch)
-        config, split_k = gemv.default(problem, device_of_capability(HOPPER))
-        kernel = compiled(problem, operands, config, split_k)
-        assert kernel.spills == 0, config
-        assert reads_of_weights(kernel) - {0} == {2 * pitch}, config
+        problem = problem_of(M, layout, **how)
+        assert "pitch" not in how or max(problem.b.strides) % 16 == how["pitch"]
+        kernel = kernel_of(problem, reads=nbytes)
+        if layout == "nt" and name.startswith("rows of 16 bytes"):
+            assert reads_of_a(kernel) == {16}
 
 
 @pytest.mark.few(shows=one)
 @pytest.mark.parametrize("layout", ["nn", "nt"])
-@pytest.mark.parametrize("capability", CAPABILITIES, ids=arch)
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda c: f"sm_{c[0]}{c[1]}")
 def test_the_default_with_all_of_the_epilogue(capability: Capability, layout: str) -> None:
     for M, split_k in ((1, 1), (3, 6)):
-        problem, operands = planned(M, ALIGNED, layout, has_beta=True, bias="n", activation="gelu")
-        config, _ = gemv.default(problem, device_of_capability(capability))
-        kernel = compiled(problem, operands, config, split_k, capability)
-        assert kernel.spills == 0, config
-        assert reads_of_weights(kernel) - {0} == {16}, config
-
-
-@pytest.mark.few
-@pytest.mark.parametrize("layout", ["nn", "nt"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["float16", "float32"])
-def test_other_dtypes(dtype: torch.dtype, layout: str) -> None:
-    for M in (1, 4):
-        problem, operands = planned(M, ALIGNED, layout, dtype)
-        config, _ = gemv.default(problem, device_of_capability(HOPPER))
-        kernel = compiled(problem, operands, config)
-        assert kernel.spills == 0, config
-        assert reads_of_weights(kernel) - {0} == {16}, config
+        problem = problem_of(M, layout, has_beta=True, bias="n", activation="gelu")
+        kernel_of(problem, None, split_k, capability, reads=16)
 
 
 @pytest.mark.few(shows=one)
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_odd_sizes_spill_nothing(layout: str) -> None:
     for M in (1, 4):
-        problem, operands = planned(M, ODD, layout)
-        configs = legal(problem, HOPPER)
-        for config in (gemv.default(problem, device_of_capability(HOPPER))[0], configs[0], configs[-1]):
-            assert compiled(problem, operands, config).spills == 0, config
+        problem = problem_of(M, layout, ODD)
+        configs = legal(problem)
+        for config in (None, configs[0], configs[-1]):
+            kernel_of(problem, config, 1)
 
 
 def main_loop(ptx: str) -> str:
@@ -163,23 +132,21 @@ def main_loop(ptx: str) -> str:
 def test_sums_stay_in_their_thread(layout: str) -> None:
     """In the loop no number passes between threads by a shuffle: LANES_K and VECTOR_K are the layout's."""
     for M in (1, 2):
-        problem, operands = planned(M, ALIGNED, layout)
-        for config in (gemv.default(problem, device_of_capability(HOPPER))[0], legal(problem, HOPPER)[-1]):
-            loop = main_loop(compiled(problem, operands, config).asm["ptx"])
+        problem = problem_of(M, layout)
+        for config in (None, legal(problem)[-1]):
+            loop = main_loop(kernel_of(problem, config, 1).asm["ptx"])
             assert "fma.rn.f32" in loop
             assert "shfl" not in loop, config
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 def test_offsets_multiply_in_64_bits(layout: str) -> None:
-    problem, operands = planned(3, ODD, layout, has_beta=True)
-    config, _ = gemv.default(problem, device_of_capability(HOPPER))
-    types = stride_multiplications(compiled(problem, operands, config, split_k=2).asm["ttir"])
+    problem = problem_of(3, layout, ODD, has_beta=True)
+    types = stride_multiplications(kernel_of(problem, split_k=2).asm["ttir"])
     assert len(types) >= 5 and all("i64" in kind for kind in types), types
 
 
 @pytest.mark.parametrize("has_beta", [False, True])
 def test_c_is_read_only_for_beta(has_beta: bool) -> None:
-    problem, operands = planned(2, ALIGNED, "nt", has_beta=has_beta)
-    config, _ = gemv.default(problem, device_of_capability(HOPPER))
-    assert loads_of_c(compiled(problem, operands, config).asm["ttir"]) == has_beta
+    kernel = kernel_of(problem_of(2, "nt", has_beta=has_beta), split_k=1)
+    assert loads_of_c(kernel.asm["ttir"]) == has_beta

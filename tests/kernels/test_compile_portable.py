@@ -13,6 +13,7 @@ import torch
 import triton
 
 from tests.ladder.test_compile_rungs import loads_of_c, stride_multiplications
+from tests.support import compiled_kernels
 from tests.support.compiled_kernels import CAPABILITIES, HOPPER, Capability, compile_launch, product
 from tests.support.kernel_cases import DTYPES
 from triton_gemm.arithmetic import EMULATED
@@ -107,13 +108,7 @@ def compiled(
     circumstance: Circumstance, precision: str, config: TileConfig, capability: Capability = HOPPER
 ) -> aot.Compiled:
     problem = circumstance.problem(precision)
-    (launch,) = portable.launches(problem, config, circumstance.split_k)
-    dtypes = {
-        **{"a": problem.dtype, "b": problem.dtype, "c": problem.out_dtype},
-        **dict.fromkeys(("bias", "a_scale", "b_scale", "workspace"), torch.float32),
-        "counters": torch.int32,
-    }
-    return compile_launch(launch, dtypes, capability)
+    return compiled_kernels.compiled(problem, portable.launches(problem, config, circumstance.split_k), capability)
 
 
 def assert_fits(gemm: aot.Compiled, config: TileConfig, itemsize: int, capability: Capability) -> None:
@@ -230,8 +225,7 @@ def test_tma(capability: Capability, config: portable.Config, name: str) -> None
     problem, device = TMA_CASES[name].problem("half"), device_of_capability(capability)
     why = portable.illegal(problem, device, config, Schedule(132))
     assert (why is not None) == (name == "fp32" and config.accumulators() > 64)
-    dtypes = {**dict.fromkeys(("a", "b", "bias"), problem.dtype), "c": problem.out_dtype}
-    gemm = compile_launch(portable.launches(problem, config, Schedule(132))[0], dtypes, capability)
+    gemm = compiled_kernels.compiled(problem, portable.launches(problem, config, Schedule(132)), capability)
     assert why or (gemm.spills == 0 and gemm.shared <= SHARED_MEMORY[capability])
     assert gemm.instructions["UTMALDG"] and gemm.instructions[{9: "HGMMA", 10: "UTCHMMA", 12: "HMMA"}[capability[0]]]
     assert ("ttg.warp_specialize" in gemm.asm["ttgir"]) == (capability[0] >= 10)
@@ -282,9 +276,9 @@ def test_only_sums_of_int8_may_wrap_under_triton_debug(
     capability: Capability, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """Its assertions of what overflows stay in all other kernels."""
-    a, b = (torch.empty(rows, 2**17, dtype=dtype, device="meta") for rows in (512, 768))
-    c = torch.empty(512, 768, dtype=torch.int32 if dtype == torch.int8 else dtype, device="meta")
-    problem, device = GemmProblem.of(a, b.T, c), device_of_capability(capability)
+    out_dtype = torch.int32 if dtype == torch.int8 else dtype
+    problem = product((512, 768, 2**17), "ntn", dtype=dtype, out_dtype=out_dtype)
+    device = device_of_capability(capability)
     made = binaries.launches_on(device, problem, select(problem, device))
     with triton.knobs.runtime.scope(), compiling_for(capability, tmp_path):
         triton.knobs.runtime.debug = True
@@ -352,14 +346,13 @@ def test_sizes_and_strides_of_a_kind_share_a_variant() -> None:
     problem = Circumstance((510, 770, 1001)).problem("half")
     far = Layout((0, 2**33 + 1, 1))
     other = replace(problem, M=1, N=16, a=far, b=Layout((0, 2, 1)), c=Layout((0, 18, 1)))
-    dtypes = dict.fromkeys("abc", torch.bfloat16)
-    ttir = []
+    ttir = set()
     for each in (problem, other):
         (launch,) = portable.launches(each, TILE)
         constexprs = {"A_VECTOR": 1, "B_VECTOR": 2, "C_VECTOR": 2}
         assert {name: launch.arguments[name] for name in constexprs} == constexprs
-        ttir.append(compile_launch(launch, dtypes).asm["ttir"])
-    assert ttir[0] == ttir[1]
+        ttir.add(compiled_kernels.compiled(each, [launch]).asm["ttir"])
+    assert len(ttir) == 1
 
 
 # --- Repacking ---

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
-from tests.support.simulated_plans import Launched
+from tests.support.simulated_plans import CPU, Launched
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import fma
@@ -18,7 +17,7 @@ from triton_gemm.kernels.launch import Launch
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.problem import GemmProblem, Layout
 
-CPU = torch.device("cpu")
+KERNEL = "fma"
 DEVICE = device_of_capability((8, 0))
 FP32 = {"dtype": torch.float32, "precision": "ieee"}
 ORDERS = ("nn", "nt", "tn", "tt")
@@ -53,11 +52,6 @@ def copied(x: Tensor, layout: Layout) -> Tensor:
     buffer = torch.full((batch * (step or max(row * rows, column * columns)),), torch.nan)
     buffer.as_strided((batch, rows, columns), (step, row, column)).copy_(x if step else x[:1] if x.dim() == 3 else x)
     return buffer
-
-
-@pytest.fixture(scope="module")
-def kernel() -> SimpleNamespace:
-    return simulated("fma")
 
 
 def check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 
+from tests.support import compiled_kernels
+from tests.support.compiled_kernels import compiled
 from tests.support.kernel_mutants import RUNGS
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import KERNELS
-from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.ladder import LADDER, Rung
 from triton_gemm.ladder.rung import Autotuner
 from triton_gemm.problem import GemmProblem
@@ -66,10 +68,9 @@ def test_every_rung_that_is_tuned(rung: Rung, monkeypatch: pytest.MonkeyPatch) -
     assert fuses(arguments)
 
 
-def problem(M: int, N: int, K: int, dtype: torch.dtype = torch.bfloat16, step: int = 1) -> GemmProblem:
+def problem(*size: int, dtype: torch.dtype = torch.bfloat16, step: int = 1) -> GemmProblem:
     """step: distance of neighbours in A's rows."""
-    a = torch.empty(M, step * K, dtype=dtype, device="meta")[:, ::step]
-    return GemmProblem.of(a, a.new_empty(N, K).T, a.new_empty(M, N))
+    return compiled_kernels.product(size, "ntn", steps=(step, 1, 1), dtype=dtype)
 
 
 def of_groups(dim: str) -> GemmProblem:
@@ -83,12 +84,12 @@ def of_groups(dim: str) -> GemmProblem:
 
 
 PRODUCTS = {
-    "gemv_kernel": (problem(1, 4096, 4096, torch.float32), HOPPER),
+    "gemv_kernel": (problem(1, 4096, 4096, dtype=torch.float32), HOPPER),
     "skinny_kernel": (problem(8, 4096, 4096), HOPPER),
     "warp_specialised_kernel": (problem(2048, 2048, 2048), HOPPER),
     "portable_kernel": (problem(2048, 2048, 2048), AMPERE),
-    "fma_kernel": (problem(2048, 2048, 2048, torch.float32), HOPPER),
-    "mma_fp64_kernel": (problem(2048, 2048, 2048, torch.float64), HOPPER),
+    "fma_kernel": (problem(2048, 2048, 2048, dtype=torch.float32), HOPPER),
+    "mma_fp64_kernel": (problem(2048, 2048, 2048, dtype=torch.float64), HOPPER),
     "repack_kernel": (problem(2048, 2048, 2048, step=2), HOPPER),
     "list_tiles_kernel": (of_groups("m"), HOPPER),
     "k_groups_kernel": (of_groups("k"), HOPPER),
@@ -108,18 +109,11 @@ def test_every_launch_of_a_kernel(kernel: str) -> None:
     assert all(fuses(dict(launch.options)) for launch in made)
 
 
-def compiled(launch: Launch) -> aot.Compiled:
-    """With fp32 operands."""
-    arguments = materialise(launch, dict.fromkeys("abc", torch.empty(1, device="meta")), {"alpha": 1.0, "beta": 0.0})
-    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), HOPPER)
-
-
 def test_a_kernel_compiles_to_ffmas_without_a_warning() -> None:
     product, capability = PRODUCTS["gemv_kernel"]
     (launch,) = launches(product, select(product, device_of_capability(capability)))
-    assert compiled(launch).instructions["FFMA"] > 0
-    apart = Launch(launch.kernel, launch.grid, launch.arguments, {**launch.options, "enable_fp_fusion": False})
-    assert compiled(apart).instructions["FFMA"] == 0
+    apart = replace(launch, options={**launch.options, "enable_fp_fusion": False})
+    assert compiled(product, [launch]).instructions["FFMA"] > 0 == compiled(product, [apart]).instructions["FFMA"]
 
 
 @pytest.mark.parametrize("rung", [RUNGS["k03"], RUNGS["k11"]], ids=["in Triton", "in Gluon"])

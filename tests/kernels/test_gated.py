@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.kernels.test_compile_warp_specialised import compiled as of_hopper
 from tests.support.compiled_kernels import compiled
 from tests.support.epilogue_truth import activated
 from tests.support.gluon_on_cpu import run
@@ -21,7 +22,7 @@ from tests.support.simulated_plans import simulation
 from tests.support.table_fakes import HOPPER
 from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import TileConfig
-from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
+from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.kernels.warp_specialised.configs import GATED, GATED_CLUSTERED
@@ -121,9 +122,7 @@ def test_the_warp_specialised_kernel_spills_nothing(config: TileConfig) -> None:
     """With the longest activation and biases; products of both matrices run on while the next are begun."""
     problem = gated_problem(1024, 1280, 2048, "gelu", "n")
     assert warp_specialised.illegal(problem, HOPPER, config) is None, "no configuration may be there for nothing"
-    kernel = compiled(problem, warp_specialised.launches(problem, config, Schedule(HOPPER.num_sms)))
-    assert kernel.spills == 0
-    assert kernel.shared <= warp_specialised.shared_memory(problem, config) <= SHARED_MEMORY[9, 0]
+    kernel = of_hopper(problem, config, "whole")
     for instruction in ("HGMMA", "UTMALDG", "UTMASTG"):
         assert kernel.instructions[instruction], instruction
 
@@ -147,8 +146,7 @@ def test_the_warp_specialised_kernel_of_groups_spills_nothing(config: TileConfig
     """Where pointers to C take registers, too."""
     for problem in groups_with(activation):
         if activation != "gelu" or warp_specialised.illegal(problem, HOPPER, config) is None:
-            made = warp_specialised.launches(problem, config, Schedule(HOPPER.num_sms))
-            assert compiled(problem, made).spills == 0
+            of_hopper(problem, config, "whole")
 
 
 CAPABILITIES = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))

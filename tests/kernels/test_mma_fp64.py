@@ -9,25 +9,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids
-from tests.support.simulated_plans import Launched
+from tests.support.simulated_plans import CPU, Launched
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import device_of_capability
 from triton_gemm.kernels import mma_fp64
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem
 
-CPU = torch.device("cpu")
+KERNEL = "mma_fp64"
 DEVICE = device_of_capability((9, 0))
 FP64 = {"dtype": torch.float64}
 ORDERS = ("nn", "nt", "tn", "tt")
 MAIN = mma_fp64.CONFIGS[0]
-
-
-@pytest.fixture(scope="module")
-def kernel() -> SimpleNamespace:
-    return simulated("mma_fp64")
 
 
 def check(case: Case, config: TileConfig, module: SimpleNamespace, *, swapped: bool = False) -> None:

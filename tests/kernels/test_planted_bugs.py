@@ -17,7 +17,6 @@ from tests.kernels import test_gated as of_gates
 from tests.kernels import test_k_groups as of_k_groups
 from tests.kernels import test_mma_fp64 as of_mma_fp64
 from tests.kernels import test_preactivation as of_preactivations
-from tests.kernels import test_promotion as of_promotion
 from tests.kernels import test_scales as of_scales
 from tests.kernels import test_skinny as of_skinny
 from tests.kernels.test_addresses_simulated import FEW, KERNELS
@@ -45,11 +44,6 @@ def sums(module: Module) -> None:
     for config, tiles in ((of_tile(128, 256), 18), (of_tile(128, 64), 54)):
         for schedule in (Schedule(3, group_m=2), Schedule(3 * tiles, tiles, split_k=3, group_m=2)):
             check(Case((330, 520, 700), "nnn", batch=2), config, schedule, module)
-
-
-def planes(module: Module) -> None:
-    case = Case((70, 72, 1050), "ntn", dtype=torch.float32, precision="bf16x6")
-    check(case, of_tile(128, 128), Schedule(2), module)
 
 
 def bytes_(module: Module) -> None:
@@ -93,9 +87,7 @@ def beta(module: Module) -> None:
         check(Case((330, 520, 400), "nnn", beta=0.5), of_tile(128, 256), schedule, module)
 
 
-@cache
-def unchanged() -> Module:
-    return simulated("warp_specialised")
+unchanged = cache(partial(simulated, "warp_specialised"))
 
 
 def in_turn(module: Module) -> None:
@@ -117,21 +109,13 @@ def second_launch(module: Module) -> None:
 
 
 def promotion(module: Module) -> None:
-    for tile, scales in (("BY_ROWS", "rows"), ("BY_COLUMNS", "blocks"), ("DEEP", "rows")):
-        check(of_promotion.case(scales), getattr(of_promotion, tile), SPLIT, module)
+    for tile, scales in ((of_scales.BY_ROWS, "rows"), (of_scales.BY_COLUMNS, "blocks"), (of_scales.DEEP, "rows")):
+        check(of_scales.case(scales), tile, SPLIT, module)
 
 
 def scales(module: Module, kind: str) -> None:
     for exponents in ((-106, -146), (-40, -146), (115, 0), (-115, 0), (60, 80)):
         of_scales.check(kind, exponents, "whole", module)
-
-
-def gates(module: Module) -> None:
-    of_gates.check(module, of_tile(64, 64, among=GATED), (70, 136, 200), 2, "swiglu", biased=True)
-
-
-def gates_of_groups(module: Module) -> None:
-    of_gates.check_groups(module, of_tile(64, 64, among=GATED), "swiglu")
 
 
 def preactivations(module: Module) -> None:
@@ -143,7 +127,7 @@ def preactivations(module: Module) -> None:
 
 
 def preactivations_of_gates(module: Module) -> None:
-    plan_of = of_preactivations.plan_of(module, of_tile(64, 64, among=GATED), Schedule(2))
+    plan_of = of_preactivations.plan_of(module, GATE, Schedule(2))
     check_gated((70, 136, 200), "swiglu", plan_of, biased=True)
     of_preactivations.check_groups(module)
 
@@ -173,14 +157,18 @@ def addresses(module: Module, kernel: str) -> None:
         KERNELS[kernel](module, Draw(seed))
 
 
+PLANES = Case((70, 72, 1050), "ntn", dtype=torch.float32, precision="bf16x6")
+GATE = of_tile(64, 64, among=GATED)
 WARP_SPECIALISED: dict[str, Callable[[Module], None]] = {
-    **{"sums": sums, "planes": planes, "bytes": bytes_, "clusters": clusters, "widths": widths, "few rows": few_rows},
-    **{"beta": beta, "parts in turn": in_turn, "second launch": second_launch, "promotion": promotion},
+    **{"sums": sums, "bytes": bytes_, "clusters": clusters, "widths": widths, "few rows": few_rows, "beta": beta},
+    **{"parts in turn": in_turn, "second launch": second_launch, "promotion": promotion},
+    "planes": partial(check, PLANES, of_tile(128, 128), Schedule(2)),
     "scales of rows": partial(scales, kind="fp8-rows"),
     "scales of matrices": partial(scales, kind="fp8-tensor"),
     "groups of K": partial(of_k_groups.of_sizes, config=of_k_groups.SMALL),
-    **{"gates": gates, "gates of groups": gates_of_groups, "preactivations": preactivations},
-    "preactivations of gates": preactivations_of_gates,
+    "gates": partial(of_gates.check, config=GATE, size=(70, 136, 200), programs=2, name="swiglu", biased=True),
+    "gates of groups": partial(of_gates.check_groups, config=GATE, name="swiglu"),
+    **{"preactivations": preactivations, "preactivations of gates": preactivations_of_gates},
 }
 # The kernel of each group, and its check.
 CHECKS: dict[str, tuple[str, Callable[[Module], None]]] = {

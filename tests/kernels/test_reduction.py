@@ -11,23 +11,19 @@ import torch
 
 from tests.support.compiled_kernels import compile_launch
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, circumstance, ids, of_bytes, reduced
-from tests.support.simulated_plans import CPU, check, summed
+from tests.support.simulated_plans import CPU, check, readable, summed
 from tests.support.table_fakes import HOPPER
 from tests.support.tiles_on_cpu import of_cluster, of_tile
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import reduction, warp_specialised
-from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 
 CONFIGS = (*warp_specialised.CONFIGS[::3], *warp_specialised.FOR_LONG_SUMS, *warp_specialised.CLUSTERED[::4])
 
 
 def is_legal(case: Case, config: TileConfig, schedule: Schedule) -> bool:
-    problem = Operands(case, CPU).problem
-    if problem.planes.count > 1:
-        problem = repacked(problem, ("a", "b"))
-    return warp_specialised.illegal(problem, HOPPER, config, schedule) is None
+    return warp_specialised.illegal(readable(case), HOPPER, config, schedule) is None
 
 
 @pytest.mark.few
@@ -36,18 +32,13 @@ def test_every_kind_of_tile(kernel: SimpleNamespace, config: TileConfig) -> None
     """C's edges inside of tiles; parts of unequal lengths."""
     m, n, k = of_cluster(config)
     orders = ("nn", "nt", "tn", "tt")[CONFIGS.index(config) % 4] + "n"
-    made = [
-        (case, reduced(case, config, parts))
-        for case, parts in (
-            (Case((m - 7, n + 8, 7 * k + 8), orders, integers=True), 3),
-            (Case((m, max(n - 8, 8), 5 * k), orders), 5),
-        )
-    ]
-    legal = [(case, schedule) for case, schedule in made if is_legal(case, config, schedule)]
+    cases = Case((m - 7, n + 8, 7 * k + 8), orders, integers=True), Case((m, max(n - 8, 8), 5 * k), orders)
+    made = [(case, config, reduced(case, config, parts)) for case, parts in zip(cases, (3, 5), strict=True)]
+    legal = [one for one in made if is_legal(*one)]
     if not legal:
         pytest.skip("it is for other products, or for a Triton that has clusters")
-    for case, schedule in legal:
-        check(case, config, schedule, kernel)
+    for one in legal:
+        check(*one, kernel)
 
 
 @pytest.mark.few

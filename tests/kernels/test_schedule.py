@@ -52,26 +52,17 @@ def work(schedule: Schedule, tiles: int, k_tiles: int) -> list[tuple[int, int, r
 
 @settings(deadline=None)
 @given(dealt())
-def test_every_k_tile_of_every_tile_is_computed_once(case: tuple[int, int, Schedule]) -> None:
-    tiles, k_tiles, schedule = case
-    computed: dict[int, list[int]] = defaultdict(list)
-    for tile, _, ks in work(schedule, tiles, k_tiles):
-        computed[tile] += ks
-    assert sorted(computed) == list(range(tiles))
-    assert all(sorted(ks) == list(range(k_tiles)) for ks in computed.values())
-
-
-@settings(deadline=None)
-@given(dealt())
-def test_every_tile_has_one_owner_and_parts_in_the_order_of_k(case: tuple[int, int, Schedule]) -> None:
+def test_every_tile_has_one_owner_and_each_k_tile_once(case: tuple[int, int, Schedule]) -> None:
+    """Parts are in the order of K."""
     tiles, k_tiles, schedule = case
     parts: dict[int, dict[int, range]] = defaultdict(dict)
     for tile, part, ks in work(schedule, tiles, k_tiles):
         assert part not in parts[tile]
         parts[tile][part] = ks
+    assert sorted(parts) == list(range(tiles))
     for tile, found in parts.items():
         assert sorted(found) == list(range(schedule.split_k if tile < schedule.split_tiles else 1))
-        assert all(found[part].stop == found[part + 1].start for part in range(len(found) - 1))
+        assert [k for part in sorted(found) for k in found[part]] == list(range(k_tiles))
         sizes = [-(-len(ks) // schedule.unit) for ks in found.values()]
         assert max(sizes) - min(sizes) <= 1, "parts are not equal"
         assert not [ks for ks in found.values() if ks.start % schedule.unit], "a part begins inside of a unit"

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.gluon_on_cpu import simulated
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance_along_k, few_rows, ids
-from tests.support.simulated_plans import Launched
+from tests.support.simulated_plans import CPU, Launched
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.hardware.device_model import model_of
@@ -21,7 +20,7 @@ from triton_gemm.kernels import skinny
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem, Layout
 
-CPU = torch.device("cpu")
+KERNEL = "skinny"
 DEVICE = device_of_capability((8, 0))
 ROWS = range(1, skinny.MAX_ROWS + 1)
 
@@ -37,11 +36,6 @@ def simulation(problem: GemmProblem, config: TileConfig, module: SimpleNamespace
         return (launch.programmatic() if next(turns) % 2 else launch,)
 
     return Launched(problem, launches, swapped)
-
-
-@pytest.fixture(scope="module")
-def kernel() -> SimpleNamespace:
-    return simulated("skinny")
 
 
 def check(case: Case, config: TileConfig, module: SimpleNamespace, *, swapped: bool = False) -> None:

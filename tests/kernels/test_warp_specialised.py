@@ -10,9 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.gluon_memory import Barrier, Barriers
 from tests.support.gluon_on_cpu import run
-from tests.support.gluon_threads import Program
 from tests.support.group_truth import assert_right, listed_tiles
 from tests.support.kernel_cases import (
     CIRCUMSTANCES,
@@ -25,9 +23,17 @@ from tests.support.kernel_cases import (
     splits,
     wholes,
 )
-from tests.support.simulated_plans import CPU, check, simulation, summed
+from tests.support.simulated_plans import CPU, check, readable, simulation, summed
 from tests.support.table_fakes import HOPPER
-from tests.support.tiles_on_cpu import CLUSTERED, CONFIGS, ORDERS, every_form, in_form, of_cluster
+from tests.support.tiles_on_cpu import (
+    CLUSTERED,
+    CONFIGS,
+    ORDERS,
+    check_whole_and_split,
+    every_form,
+    in_form,
+    of_cluster,
+)
 from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import forms, warp_specialised
@@ -74,11 +80,7 @@ def test_every_circumstance(kernel: SimpleNamespace, name: str) -> None:
     legal = [config for config in CONFIGS if warp_specialised.illegal(probe, HOPPER, config) is None]
     for config in (legal[turn % len(legal)], legal[(turn * 5 + 3) % len(legal)]):
         m, n, k = blocks(config)
-        case = circumstance(name, (m + 8, 2 * n + 8, 6 * k + 3))
-        tiles = (case.batch or 1) * 2 * 3
-        check(case, config, Schedule(min(tiles, 5)), kernel)
-        if warp_specialised.can_split_k(config):
-            check(case, config, Schedule(3 * (tiles - 1), tiles - 1, split_k=3, group_m=2), kernel)
+        check_whole_and_split(circumstance(name, (m + 8, 2 * n + 8, 6 * k + 3)), config, kernel)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -119,10 +121,7 @@ def of_tf32(orders: str, config: TileConfig) -> Case:
 )
 def test_tf32(kernel: SimpleNamespace, orders: str, config: TileConfig) -> None:
     """Operands along K, and A across it; C both ways round."""
-    case = of_tf32(orders, config)
-    check(case, config, Schedule(4), kernel, times=2)
-    if warp_specialised.can_split_k(config):
-        check(case, config, Schedule(9, split_tiles=3, split_k=3), kernel)
+    check_whole_and_split(of_tf32(orders, config), config, kernel, times=2)
 
 
 @pytest.mark.few
@@ -130,10 +129,8 @@ def test_tf32(kernel: SimpleNamespace, orders: str, config: TileConfig) -> None:
 @pytest.mark.parametrize("turn", range(4))
 def test_planes(kernel: SimpleNamespace, turn: int, precision: str) -> None:
     """A few configurations, whole, split anywhere among the terms, and a batch."""
-    planes = EMULATED[precision]
-    probe = Operands(Case((64, 64, 64), "nnn", dtype=torch.float32, precision=precision), CPU).problem
-    configs = warp_specialised.configs(planes.dtype)
-    probe = repacked(probe, ("a", "b"))
+    probe = readable(Case((64, 64, 64), "nnn", dtype=torch.float32, precision=precision))
+    configs = warp_specialised.configs(probe.planes.dtype)
     legal = [config for config in configs if warp_specialised.illegal(probe, HOPPER, config) is None]
     config = legal[(turn * 5 + list(EMULATED).index(precision)) % len(legal)]
     m, n, k = blocks(config)
@@ -173,9 +170,7 @@ def legal_bytes(config: TileConfig) -> list[Case]:
 @pytest.mark.parametrize("config", [*filter(legal_bytes, BYTES)], ids=ids)
 def test_bytes(kernel: SimpleNamespace, config: TileConfig) -> None:
     for case in legal_bytes(config):
-        check(case, config, Schedule(4), kernel)
-        if warp_specialised.can_split_k(config):
-            check(case, config, Schedule(9, split_tiles=3, split_k=3), kernel)
+        check_whole_and_split(case, config, kernel)
 
 
 def test_all_configurations_that_leave_room_for_pieces_are_legal() -> None:
@@ -216,11 +211,7 @@ def test_every_circumstance_in_clusters(kernel: SimpleNamespace, name: str) -> N
     legal = [config for config in CLUSTERED if kernel.illegal(probe, HOPPER, config) is None]
     config = legal[turn * 5 % len(legal)]
     m, n, k = of_cluster(config)
-    case = circumstance(name, (m + 8, n // 2 + 8, 6 * k + 3))
-    tiles = (case.batch or 1) * 2
-    check(case, config, Schedule(tiles - 1), kernel)
-    if warp_specialised.can_split_k(config):
-        check(case, config, Schedule(3 * tiles, tiles, split_k=3, group_m=2), kernel)
+    check_whole_and_split(circumstance(name, (m + 8, n // 2 + 8, 6 * k + 3)), config, kernel)
 
 
 @pytest.mark.few(shows=lambda form, precision: {precision == "tf32"})
@@ -233,8 +224,7 @@ def test_fp32_in_clusters(kernel: SimpleNamespace, form: tuple[int, int], precis
     config = [c for c in of_dtype if form == (c.CLUSTER_M, c.CLUSTER_N)][2 if precision == "tf32" else 1]
     m, n, k = of_cluster(config)
     case = Case((m + 9, n + 8, 5 * k + 4), "ttn", dtype=torch.float32, precision=precision)
-    check(case, config, Schedule(3), kernel)
-    check(case, config, Schedule(12, split_tiles=4, split_k=3), kernel)
+    check_whole_and_split(case, config, kernel)
 
 
 @pytest.mark.few(shows=every_form)
@@ -286,30 +276,8 @@ def test_illegal_clusters_are_named(kernel: SimpleNamespace, reason: str, monkey
         illegal = warp_specialised.illegal
     assert illegal(problem, device, config) == reason
     assert illegal(problem, device, replace(config, CLUSTER_M=1, CLUSTER_N=1)) is None
-
-
-def test_a_message_names_what_does_not_fit_in_clusters_either(kernel: SimpleNamespace) -> None:
-    config = replace(in_form((64, 96), (2, 2)), num_stages=20)
-    problem = GemmProblem.of(*(torch.empty(512, 512, dtype=torch.bfloat16, device="meta"),) * 3)
-    assert "bytes of shared memory" in kernel.illegal(problem, HOPPER, config)
-
-
-def test_a_program_may_not_end_while_something_comes() -> None:
-    """Nor may its shared memory be reached afterwards."""
-    ctas: list[Program] = []
-    for i in range(2):
-        ctas.append(Program((i, 0, 0), (2, 1, 1), 4, {}, ctas[0].cluster if ctas else [], all_warps=4))
-        ctas[-1].cluster.append(ctas[-1])
-    with pytest.raises(AssertionError, match="may not be there"):
-        ctas[0].peer(1)
-    for cta in ctas:
-        cta.published, cta.joined = True, 4
-    assert ctas[0].peer(1) is ctas[1]
-    ctas[1].memory.append(Barriers([Barrier(1, loads=[lambda: 0])]))
-    with pytest.raises(AssertionError, match="on its way"):
-        ctas[1].end()
-    with pytest.raises(AssertionError, match="has ended"):
-        ctas[0].peer(1)
+    too_deep = replace(in_form((64, 96), (2, 2)), num_stages=20)
+    assert "bytes of shared memory" in kernel.illegal(replace(problem, groups=None), HOPPER, too_deep)
 
 
 # --- What it cannot be ---

@@ -8,16 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.kernel_cases import (
-    CIRCUMSTANCES,
-    Case,
-    Operands,
-    blocks,
-    circumstance,
-    ids,
-    reduced,
-)
-from tests.support.simulated_plans import CPU
+from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, blocks, circumstance, ids, reduced
+from tests.support.simulated_plans import CPU, readable, summed
 from tests.support.table_fakes import HOPPER
 from tests.support.tiles_on_cpu import (
     CLUSTERED,
@@ -31,15 +23,10 @@ from tests.support.tiles_on_cpu import (
     legal_in_turn,
     of_cluster,
     of_tile,
-    summed,
 )
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import warp_specialised
-from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
-
-# --- Parts in turn ---
-
 
 CLUSTERED_IN_TURN = [config for config in CLUSTERED if config.ctas <= 4 and legal_in_turn(PLAIN, config)]
 WIDE_IN_TURN = [c for c in WIDE if c.ctas <= 4 and c.accumulators() <= (48 if c.num_warps == 12 else 96)]
@@ -123,10 +110,7 @@ def test_whoever_adds_parts_gives_the_same_bits(kernel: SimpleNamespace) -> None
     operands, tiles = Operands(case, CPU), config.tiles(100, 136)
     in_turn, shared, second, whole = (
         summed(operands, config, schedule, kernel)
-        for schedule in (
-            *(Schedule(2, split_k=5), Schedule(5 * tiles, tiles, 5), reduced(case, config, 5)),
-            Schedule(2),
-        )
+        for schedule in (Schedule(2, split_k=5), Schedule(5 * tiles, tiles, 5), reduced(case, config, 5), Schedule(2))
     )
     assert torch.equal(in_turn, shared) and torch.equal(in_turn, second) and not torch.equal(in_turn, whole)
 
@@ -135,9 +119,7 @@ def test_a_message_names_what_has_no_parts_in_turn() -> None:
     in_turn = Schedule(1, split_k=2)
 
     def why(case: Case, config: TileConfig, **change: object) -> str | None:
-        problem = replace(Operands(case, CPU).problem, **change)
-        problem = repacked(problem, ("a", "b") if problem.planes.count > 1 else ())
-        return warp_specialised.illegal(problem, HOPPER, config, in_turn)
+        return warp_specialised.illegal(replace(readable(case), **change), HOPPER, config, in_turn)
 
     large, small = of_tile(128, 256), of_tile(64, 16)
     integers = Case((64, 64, 64), "ntn", pad=16, dtype=torch.int8, out_dtype=torch.int32)

@@ -9,18 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.kernel_cases import (
-    Case,
-    Operands,
-    ids,
-)
-from tests.support.simulated_plans import CPU, check, summed
+from tests.support.kernel_cases import Case, Operands, ids
+from tests.support.simulated_plans import CPU, check, readable, summed
 from tests.support.table_fakes import HOPPER
 from tests.support.tiles_on_cpu import CONFIGS, OF_FEW, OTHERS_IN_TURN, WIDE, in_form, of_cluster, of_few, of_width
-from triton_gemm.arithmetic import EMULATED
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import warp_specialised
-from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
@@ -124,7 +118,7 @@ def test_each_epilogue_tile_has_its_own_bias(kernel: SimpleNamespace, config: Ti
 @pytest.mark.parametrize("name", NO_WIDTHS)
 def test_a_message_names_what_no_wgmma_spans(kernel: SimpleNamespace, name: str) -> None:
     """Of such products the width is the sum of two powers of two."""
-    problem = repacked(Operands(NO_WIDTHS[name], CPU).problem, ("a", "b") if name == "planes" else ())
+    problem = readable(NO_WIDTHS[name])
     k = 128 // problem.dtype.itemsize
     why = kernel.illegal(problem, HOPPER, replace(of_width(64, 88), BLOCK_K=k))
     assert why == "tiles 88 wide need one wgmma, as Triton 3.9 has it for K-major operands of 16 bits"
@@ -194,14 +188,13 @@ def test_few_rows_of_every_kind(kernel: SimpleNamespace, name: str, few: int) ->
         "int8": Case((64, 64, 64), "ntn", pad=16, dtype=torch.int8, out_dtype=torch.int32),
     }
     case = (kinds | OTHERS_IN_TURN)[name]
-    planes = case.dtype == torch.float32 and EMULATED.get(case.precision or "")
-    itemsize = planes.dtype.itemsize if planes else case.dtype.itemsize
-    step = min(256, Operands(case, CPU).problem.arithmetic.promotion or 256)  # bytes of K
-    config = warp_specialised.Config(64, 64, step // itemsize, 4, 3)
+    probe = readable(case)
+    step = min(256, probe.arithmetic.promotion or 256)  # bytes of K
+    config = warp_specialised.Config(64, 64, step // probe.planes.dtype.itemsize, 4, 3)
     ran = 0
     for m, n in ((few, 120), (120, few)):
         sized = replace(case, size=(m, n, 5 * config.BLOCK_K + 16))
-        problem = repacked(Operands(sized, CPU).problem, ("a", "b") if planes else ())
+        problem = readable(sized)
         if warp_specialised.illegal(problem, HOPPER, config) is None:
             along_k = not problem.a.column_major if m == few else problem.b.column_major
             assert max(rows_copied(kernel, problem, config)) == ((8 if few == 5 else 32) if along_k else 0)

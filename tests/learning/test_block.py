@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,9 @@ import pytest
 import torch
 
 from tests.support import learning_fakes
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER, problem_of
+from tests.support.threads import at_once
 from triton_gemm.learning import block
 from triton_gemm.learning.block import Layout, Operands, is_free
 from triton_gemm.problem import GemmProblem
@@ -59,8 +60,7 @@ def operands(problem: GemmProblem) -> Operands:
 @pytest.fixture(autouse=True)
 def copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's, by the host."""
-    monkeypatch.setattr(block, "copy", learning_fakes.copy)
-    monkeypatch.setattr(block, "synchronize", lambda _: None)
+    replace_all(monkeypatch, block, copy=learning_fakes.copy, synchronize=lambda _: None)
 
 
 def part(made: Operands, key: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -121,10 +121,10 @@ def test_a_result_is_first_what_no_kernel_stores_and_with_beta_what_is_read() ->
 
 def test_torch_has_no_threads_for_operands() -> None:
     """They would spin on all cores, and calls wait for one."""
-    problem, count, begun = problem_of(512, 512, 1024), torch.get_num_threads(), list[int]()
+    problem, count = problem_of(512, 512, 1024), torch.get_num_threads()
     assert problem.M * problem.N * 2 > 2 * block.PIECE
 
-    def work() -> None:
+    def threads_begun() -> int:
         torch.set_num_threads(4)
         block._pattern.cache_clear()
         made = Operands(problem, layout, memory, None)
@@ -133,14 +133,12 @@ def test_torch_has_no_threads_for_operands() -> None:
         for key in ("expected", ("c", 0)):
             made.prepare(key, 0)
         assert made.is_as_expected(("c", 0), 0)
-        begun.append(len(set(Path("/proc/self/task").iterdir()) - before))
+        return len(set(Path("/proc/self/task").iterdir()) - before)
 
     layout = Layout.of(problem, [plan_of(problem)], MIB)
     assert layout is not None
     memory = torch.empty(layout.nbytes, dtype=torch.uint8)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    begun = at_once(threads_begun)
     torch.set_num_threads(count)
     assert begun == [0]
 
@@ -153,15 +151,10 @@ def test_sets_go_past_the_cache_and_fit() -> None:
     assert small is not None and (small.sets, small.own) == (4, False)
     assert large is not None and (large.sets, large.own) == (2, False)
     assert huge is not None and huge.own and ("b", 0) not in huge.places and huge.nbytes < 16 * MIB
+    made = Operands(problem_of(16, 28672, 4096), huge, torch.zeros(huge.nbytes, dtype=torch.uint8), 4096)
+    values = [made.values(plan_of(problem_of(16, 28672, 4096)), n) for n in range(4)]
+    assert {of_b for _, _, _, of_b, *_ in values} == {4096}, "a large weight is the call's"
     assert of(8192, 28672, 8192) is None and of(8192, 7168, 7168) is None
-
-
-def test_a_large_weight_is_the_calls() -> None:
-    problem = problem_of(16, 28672, 4096)
-    layout = Layout.of(problem, [plan_of(problem)], 60 * MIB)
-    assert layout is not None and layout.own
-    made = Operands(problem, layout, torch.zeros(layout.nbytes, dtype=torch.uint8), 4096)
-    assert {made.values(plan_of(problem), n)[3] for n in range(4)} == {4096}
 
 
 def test_memory_is_torchs_own_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +162,9 @@ def test_memory_is_torchs_own_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) 
     segment = {"device": 0, "stream": 7, "segment_type": "large", "segment_pool_id": (0, 0), "blocks": [one]}
     monkeypatch.setattr(block, "memory_segments", lambda: [segment])
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
-    unused = [300 * MIB]
+    unused, free = [300 * MIB], [80 << 30]
+    replace_all(monkeypatch, torch.cuda, memory_allocated=lambda _: 1000 * MIB, mem_get_info=lambda _: (free[0], 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 1000 * MIB + unused[0])
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1000 * MIB)
-    free = [80 << 30]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 80 << 30))
     assert is_free(0, 7, 256 * MIB)
     unused[0] = 200 * MIB
     assert not is_free(0, 7, 256 * MIB), "no snapshot is asked for"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from tests.support.learning_fakes import CALLS, Service, World
+from tests.support.processes import os_forked
 from tests.support.table_fakes import HOPPER
 from triton_gemm.hardware.driver import DriverError
 from triton_gemm.learning import trial, tuner
@@ -127,8 +129,9 @@ def test_a_worker_writes_what_was_learned_or_the_thread_does(worker: str, world:
         return (worker != "cannot" or len(written) > 1) and write(*of)
 
     world.service.patch.setattr(learned, "write", write_by)
-    if worker == "is late":
-        world.service.patch.setattr(background, "submit", ask_no_writer(background.submit))
+    if worker == "is late":  # who is to write never ends
+        submit, late = background.submit, lambda _plan, _device, *of: Question(*of)
+        world.service.patch.setattr(background, "submit", lambda *of: (late if of[2] is write_by else submit)(*of))
     world.call(2 * CALLS)
     assert world.service.tuner.unwritten == [] or worker == "is late"
     world.service.tuner._write(at_end=True)
@@ -153,24 +156,17 @@ def test_the_end_of_a_process_waits_for_a_folder_once(world: World) -> None:
     assert waited == [0]
 
 
-def ask_no_writer(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """As `background.ask`, but who is to write never ends."""
-
-    def request(plan: Any, device: Any, function: Callable[..., Any], *of: Any) -> Any:
-        if function.__name__ == "write_by":
-            return Question(function, *of)
-        return ask(plan, device, function, *of)
-
-    return request
-
-
-def test_a_rule_that_ends_amid_a_race_ends_it(world: World) -> None:
+@pytest.mark.parametrize("where", ["between calls", "a call", "a launch by Python"])
+def test_a_rule_that_ends_ends_a_race(where: str, world: World) -> None:
+    """Amid a call, as a signal's handler or the garbage collector may end it, the race's end is left to the thread."""
     world.until_it_races()
-    service = world.service
-    assert service.graphs
-    service.learns = False
-    turns.end()
-    assert not service.graphs and not service.tuner.trials and turns.job.until < 0
+    service, locks = world.service, {"between calls": nullcontext(), "a launch by Python": turns._launching}
+    with locks.get(where, service.tuner.here):
+        service.learns = False
+        turns.end()
+        assert bool(service.graphs) == (where != "between calls") and turns.job.until < 0
+    service.tuner.poll()
+    assert not service.graphs and not service.tuner.trials
     launches = len(service.launches)
     world.call(5000)
     assert len(service.launches) == launches
@@ -217,21 +213,23 @@ def test_errors_end_learning_and_no_call(
     assert world.service.tuner.broken and caplog.text.count("nothing is learned any more") == 1
 
 
-def test_one_error_costs_one_race(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "error"), [("Mark", IndexError), ("fills_what_is_empty", torch.OutOfMemoryError)])
+def test_one_error_costs_one_race(
+    name: str, error: type[Exception], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's memory that is gone is no error."""
     with monkeypatch.context() as patch:
-        patch.setattr(trial, "Mark", lambda *_: 1 // 0)
+        patch.setattr(trial, name, Mock(side_effect=error))
         world.call()
+    assert world.service.tuner.failures == (error is IndexError)
     world.service.now += tuner.AGAIN_S
     assert world.call().algorithm == world.fastest.algorithm
 
 
-def test_a_gpu_that_is_lost_ends_learning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object) -> float:
-        raise DriverError("cuEventQuery", 700)
-
+def test_a_gpu_that_is_lost_ends_learning(world: World) -> None:
     world.until_it_races()
     for graph in world.service.graphs:
-        graph.read = read
+        graph.read = Mock(side_effect=DriverError("cuEventQuery", 700))
     world.call()
     assert world.service.tuner.broken and not world.service.graphs
 
@@ -255,30 +253,6 @@ def test_the_gpus_memory_is_not_held_for_long(world: World) -> None:
     assert not any(x.has_turn for x in world.service.tuner.trials.values())
     world.service.gpu_free, world.service.now = 40 << 30, world.service.now + tuner.AGAIN_S
     assert world.call().algorithm == world.fastest.algorithm
-
-
-def test_torchs_memory_that_is_gone_ends_a_race(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trial, "fills_what_is_empty", full)
-        world.call()
-    assert not world.service.tuner.broken and not world.service.tuner.failures
-
-
-@pytest.mark.parametrize("where", ["a call", "a look", "a launch by Python"])
-def test_a_rule_that_ends_anywhere_leaves_the_end_to_the_thread(where: str, world: World) -> None:
-    """A signal's handler, or the garbage collector, ends it amid these."""
-    world.until_it_races()
-    service, job = world.service, turns.job
-    lock = turns._launching if where == "a launch by Python" else service.tuner.here
-    with lock:
-        service.learns = False
-        turns.end()
-        assert service.graphs and job.until < 0, "what may be launched is there"
-    service.tuner.poll()
-    assert not service.graphs and not service.tuner.trials
 
 
 def test_a_process_ends_where_the_thread_has_ended(world: World) -> None:
@@ -319,33 +293,28 @@ def test_what_cannot_be_stored_is_logged(
 
 def test_a_forked_child_learns_nothing_of_its_parents(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.until_it_races()
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            launches = len(world.service.launches)
-            world.call(3000)
-            status = int(turns._learner is not None or len(world.service.launches) != launches)
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def child() -> None:
+        launches = len(world.service.launches)
+        world.call(3000)
+        assert turns._learner is None and len(world.service.launches) == launches
+
+    assert os_forked(child)() == 0
     world.call()
     assert world.replaced
 
 
 def test_two_processes_that_race_at_once_keep_what_both_learn(service: Service) -> None:
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            service.begin_process()
-            other = World(service, 48)
-            status = int(other.call(2 * CALLS).algorithm != other.fastest.algorithm)
-        finally:
-            os._exit(status)
+
+    def child() -> None:
+        service.begin_process()
+        other = World(service, 48)
+        assert other.call(2 * CALLS).algorithm == other.fastest.algorithm
+
+    ended = os_forked(child, 300)
     world = World(service)
     assert world.call(2 * CALLS).algorithm == world.fastest.algorithm
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert ended() == 0
     assert not list(service.folder.glob("*.tuning.jsonl.*"))
     service.begin_process()
     other = World(service, 48)

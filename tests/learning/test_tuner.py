@@ -13,6 +13,7 @@ import torch
 import triton_gemm
 from tests.support import table_fakes
 from tests.support.learning_fakes import CALLS, US, Service, World
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm import tables
 from triton_gemm.functional import routing
@@ -34,11 +35,8 @@ def test_calls_run_on_the_fastest_and_the_next_process_starts_with_it(world: Wor
     assert entry is not None and entry.algorithm == world.fastest.algorithm and entry.samples >= 12
     assert entry.default_us / entry.us == pytest.approx(1 / 0.9, rel=0.03)
     found = triton_gemm.explain(*(x.to("meta") for x in world.of[:2]), device=HOPPER)
-    assert (
-        found.algorithm == world.fastest.algorithm
-        and "us in service on 20" in found.reason
-        and "before" in found.reason
-    )
+    assert found.algorithm == world.fastest.algorithm
+    assert "us in service on 20" in found.reason and "before" in found.reason
     counts = {name: count for (of, name), count in triton_gemm.report_routing().items() if of == "learning"}
     assert counts["GEMMs raced"] == counts["kernels replaced"] == 1 and counts["microseconds saved"] > 1000
     launches = len(service.launches)
@@ -127,11 +125,11 @@ def test_nothing_is_launched_amid(what: str, world: World, monkeypatch: pytest.M
     assert world.replaced
 
 
-@pytest.mark.parametrize("what", ["captured", "another stream"])
-def test_a_race_waits_for_its_stream(what: str, world: World) -> None:
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_race_waits_for_its_stream(captured: bool, world: World) -> None:
     world.until_it_races()
     service, launches = world.service, len(world.service.launches)
-    service.gpu.capturing, service.stream = what == "captured", int(what == "another stream")
+    service.gpu.capturing, service.stream = captured, int(not captured)
     world.call(2000)
     assert len(service.launches) == launches
     service.gpu.capturing, service.stream = False, 0
@@ -139,12 +137,10 @@ def test_a_race_waits_for_its_stream(what: str, world: World) -> None:
     assert world.replaced
 
 
-def test_long_launches_and_lone_kernels_are_not_raced(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_launches_are_not_raced(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "LONGEST_US", 0.1)
-    of = service.operands()
-    service.call(of, CALLS)
+    service.call(service.operands(), CALLS)
     assert not service.launches and not service.tuner.trials
-    monkeypatch.undo()
 
 
 def test_one_member_of_a_class_is_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +155,7 @@ def test_one_member_of_a_class_is_alone(world: World, monkeypatch: pytest.Monkey
 
 def test_rules_that_learn(monkeypatch: pytest.MonkeyPatch, default_policy: None) -> None:
     begun: list[Any] = []
-    monkeypatch.setattr(routing.turns, "begin", lambda: begun.append("begin"))
-    monkeypatch.setattr(routing.turns, "end", lambda: begun.append(turns.active()))
+    replace_all(monkeypatch, turns, begin=lambda: begun.append("begin"), end=lambda: begun.append(turns.active()))
     monkeypatch.setattr(routing._overrides, "register", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with triton_gemm.use():
@@ -192,11 +187,8 @@ def test_without_a_rule_that_learns_plans_have_no_turns(
 
 
 def test_the_thread_that_polls_may_do_what_captures_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed: list[threading.Thread] = []
+    allowed, polls, made, ended = list[Any](), list[Any](), tuner.Tuner(), threading.Event()
     monkeypatch.setattr(tuner, "allow_during_captures", lambda: allowed.append(threading.current_thread()))
-    polls: list[threading.Thread] = []
-    made = tuner.Tuner()
-    ended = threading.Event()
 
     def poll() -> float:
         polls.append(threading.current_thread())
@@ -215,11 +207,9 @@ def test_a_thread_learns_while_calls_go_on(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of plans that are made meanwhile, too."""
-    for name, value in {"POLL_S": 0.0, "SOON_S": 0.0, "allow_during_captures": lambda: None}.items():
-        monkeypatch.setattr(tuner, name, value)
+    replace_all(monkeypatch, tuner, POLL_S=0.0, SOON_S=0.0, allow_during_captures=lambda: None)
     monkeypatch.setattr(trial, "LOADED_S", 0.0)
-    monkeypatch.setattr(statistics, "LEAST_CALLS", 1)
-    monkeypatch.setattr(statistics, "SHARE", 1.0)
+    replace_all(monkeypatch, statistics, LEAST_CALLS=1, SHARE=1.0)
     found = service.tuner
     found.clock, found.thread = time.monotonic, None  # it starts with the first plan
     many = [service.operands(M) for M in range(16, 80)]

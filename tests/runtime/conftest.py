@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.support import fake_compiler, fake_driver
+from triton_gemm.runtime import native_build
 
 
 @pytest.fixture(scope="session")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_driver.build(tmp_path_factory.getbasetemp() / "native")
+    return native_build.build(tmp_path_factory.getbasetemp() / "native")
 
 
 @pytest.fixture

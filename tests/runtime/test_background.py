@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,6 +15,7 @@ import torch
 import triton_gemm
 from tests.support.fake_compiler import ROWS, SPLIT, Gpu, N, available, call, operands, own, own_jobs, planned
 from tests.support.patches import replace_all
+from tests.support.processes import os_forked
 from tests.support.table_fakes import HOPPER
 from tests.support.threads import at_once
 from triton_gemm.compat import compiling_for
@@ -22,6 +23,7 @@ from triton_gemm.kernels import launch
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, binaries, plan, step
 from triton_gemm.runtime.worker import LostError
+from triton_gemm.selection.bit_classes import bit_class
 from triton_gemm.selection.select import select
 
 
@@ -176,7 +178,6 @@ def test_a_failure_leaves_what_stands_in_and_warns_once(gpu: Gpu, caplog: pytest
 def test_what_a_worker_has_sent_is_loaded_without_triton(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPUs that it was compiled for."""
     first, second, third, _ = map(planned, ROWS)
-    monkeypatch.setattr(binaries, "_received", {})
     call(first)
     for made in (second, third):
         call(made)
@@ -204,16 +205,20 @@ def test_few_of_what_workers_have_sent_are_kept(monkeypatch: pytest.MonkeyPatch)
     assert [*binaries._received.values()] == [3, 1, 4]
 
 
-def test_a_capture_waits_for_its_own_kernel(gpu: Gpu) -> None:
+@pytest.mark.parametrize("why", ["a capture", "Inductor times it", "something times it"])
+def test_own_kernels_are_waited_for(why: str, gpu: Gpu) -> None:
     """A graph would keep what stands in."""
     first, second, third, _ = map(planned, ROWS)
     call(first)
     call(third)
-    gpu.capturing = True
+    gpu.capturing = why == "a capture"
     gpu.ran.clear()
-    call(second)
-    call(third)
+    blocks = {"Inductor times it": background.first_calls("own kernel"), "something times it": background.held()}
+    with blocks.get(why, nullcontext()):
+        call(second)
+        call(third)
     assert gpu.ran == own(second) + own(third) and gpu.waited == own(first) + own(second) + own(third)
+    assert not gpu.compiler.jobs and not background._held
 
 
 def test_a_call_that_does_not_wait_launches_nothing(gpu: Gpu) -> None:
@@ -229,6 +234,7 @@ def test_a_call_that_does_not_wait_launches_nothing(gpu: Gpu) -> None:
         call(second)
         with pytest.raises(background.WouldWaitError):
             call(cut)
+    assert "parts" in bit_class(cut.problem, cut.selection), "a class that nothing loaded gives"
     call(cut)
     assert gpu.ran == own(first) * 2 + own(cut) and gpu.waited == own(cut)
     assert background.counts == {"raised": 2, "stand-in": 1}
@@ -266,20 +272,6 @@ def test_a_call_joins_the_worker_that_compiles_its_kernel(gpu: Gpu, monkeypatch:
     monkeypatch.setattr(gpu.compiler, "join", lambda _: True)  # none had begun
     wanted.join()
     assert not wanted.ordered
-
-
-def test_whatever_times_products_holds_the_background(gpu: Gpu) -> None:
-    first, second, third, _ = map(planned, ROWS)
-    for made in (first, second, second):
-        call(made)
-    gpu.end()
-    with background.held():
-        gpu.ran.clear()
-        call(second)
-        call(third)
-        assert gpu.ran == own(second) + own(third)
-    assert [x[0] for x in gpu.compiler.jobs] == [second.problem]
-    assert not background._held
 
 
 def test_without_a_cache_or_workers_calls_wait(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,22 +316,14 @@ def test_whoever_must_not_wait_waits_for_no_thread(gpu: Gpu, monkeypatch: pytest
     assert gpu.ran == own(made) * 2
 
 
-def test_own_kernels_are_waited_for_where_inductor_times_them(gpu: Gpu) -> None:
-    first, second, *_ = map(planned, ROWS)
-    call(first)
-    with background.first_calls("own kernel"):
-        call(second)
-    assert gpu.waited == own(first) + own(second)
-
-
 def test_a_takeover_that_fails_is_tried_again(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, *_ = map(planned, ROWS)
     for made in (first, second, second):
         call(made)
     gpu.end()
     with monkeypatch.context() as patch:
-        patch.setattr(step, "compiled", Mock(side_effect=RuntimeError("out of memory")))
-        patch.setattr(step, "compiled_before", lambda *_: None)
+        fails = Mock(side_effect=RuntimeError("out of memory"))
+        replace_all(patch, step, compiled=fails, compiled_before=lambda *_: None)
         with pytest.raises(RuntimeError, match="out of memory"):
             call(second)
     call(second)
@@ -365,10 +349,11 @@ def test_the_binary_is_that_of_the_operands_of_the_call(gpu: Gpu, monkeypatch: p
 
 def test_a_forked_child_waits_and_has_none_of_the_workers(gpu: Gpu) -> None:
     call(planned(ROWS[0]))
-    child = os.fork()
-    if child == 0:
-        os._exit(bool(background._available or background._compilers or gpu.compiler.jobs))
-    assert os.waitpid(child, 0)[1] == 0 and background._available
+
+    def child() -> None:
+        assert not (background._available or background._compilers or gpu.compiler.jobs)
+
+    assert os_forked(child)() == 0 and background._available
 
 
 def test_workers_compile_what_takes_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

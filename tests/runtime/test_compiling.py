@@ -1,4 +1,4 @@
-"""The compiler of the background: who waits for it, and when its workers end."""
+"""The compiler of the background: who waits for it, and how many threads it has."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 import triton_gemm
 from triton_gemm.runtime import background, compiling
 from triton_gemm.runtime.compiling import Compiler
-from triton_gemm.runtime.worker import LostError
+
+Makes = Callable[..., Compiler]
 
 
 @pytest.fixture
-def compiler_of() -> Iterator[Callable[..., Compiler]]:
+def compiler_of() -> Iterator[Makes]:
     """Makes compilers, which are closed when the test ends."""
     with ExitStack() as stack:
         yield lambda *given, **how: stack.enter_context(closing(Compiler(*given, **how)))
@@ -38,7 +38,7 @@ class Waits:
             raise ValueError("no such kernel")
 
 
-def test_a_compiler_is_joined_where_a_thread_has_the_job(compiler_of: Callable[..., Compiler]) -> None:
+def test_a_compiler_is_joined_where_a_thread_has_the_job(compiler_of: Makes) -> None:
     compiler = compiler_of(waits := Waits(), threads=1)
     compiler.join("not added")
     compiler.add([1, 2])
@@ -49,7 +49,7 @@ def test_a_compiler_is_joined_where_a_thread_has_the_job(compiler_of: Callable[.
     assert waits.compiled == [1] and compiler.wait(10) and waits.compiled == [1]
 
 
-def test_a_compiler_says_when_all_is_done(compiler_of: Callable[..., Compiler]) -> None:
+def test_a_compiler_says_when_all_is_done(compiler_of: Makes) -> None:
     compiler = compiler_of(waits := Waits(), threads=1)
     assert compiler.wait(0)
     compiler.add([1, 2])
@@ -59,7 +59,7 @@ def test_a_compiler_says_when_all_is_done(compiler_of: Callable[..., Compiler]) 
     assert not compiler.begun and all(compiler.done(job) and compiler.failure(job) is None for job in (1, 2))
 
 
-def test_the_most_called_job_is_next(compiler_of: Callable[..., Compiler]) -> None:
+def test_the_most_called_job_is_next(compiler_of: Makes) -> None:
     """As it is when a thread takes one; of equals the oldest."""
     calls, ended = {name: 2 for name in ("a", "b", "fails", "d")}, list[tuple[object, str | None]]()
     compiler = compiler_of(waits := Waits(), threads=1, calls=calls.get, on_end=lambda *end: ended.append(end))
@@ -73,7 +73,7 @@ def test_the_most_called_job_is_next(compiler_of: Callable[..., Compiler]) -> No
     assert not compiler.begun and not compiler.ended, "no job is remembered"
 
 
-def test_jobs_are_compiled_at_once_and_in_order(compiler_of: Callable[..., Compiler]) -> None:
+def test_jobs_are_compiled_at_once_and_in_order(compiler_of: Makes) -> None:
     both, order = threading.Barrier(2), []
     # Ends only where two are compiled at once.
     compiler = compiler_of(lambda job: order.append(job) or both.wait(10), threads=2)
@@ -82,7 +82,7 @@ def test_jobs_are_compiled_at_once_and_in_order(compiler_of: Callable[..., Compi
     assert all(compiler.failure(job) is None for job in range(6))
 
 
-def test_what_no_thread_has_taken_can_be_cancelled(compiler_of: Callable[..., Compiler]) -> None:
+def test_what_no_thread_has_taken_can_be_cancelled(compiler_of: Makes) -> None:
     compiler = compiler_of(waits := Waits(), threads=1)
     compiler.add([0, 1, 2, 3])
     assert waits.begun.wait(10)
@@ -93,7 +93,7 @@ def test_what_no_thread_has_taken_can_be_cancelled(compiler_of: Callable[..., Co
     assert compiler.wait(10) and waits.compiled == [0, 2, 1]
 
 
-def test_what_compiles_for_too_long_has_failed_and_keeps_no_one(compiler_of: Callable[..., Compiler]) -> None:
+def test_what_compiles_for_too_long_has_failed_and_keeps_no_one(compiler_of: Makes) -> None:
     compiler = compiler_of(waits := Waits(), threads=2, limit_s=0.05)
     compiler.add(["hangs", "too", "late"])
     while not compiler.done("hangs"):
@@ -102,49 +102,6 @@ def test_what_compiles_for_too_long_has_failed_and_keeps_no_one(compiler_of: Cal
     assert not compiler.done("late"), "it has not begun"
     assert all(thread.daemon for thread in compiler.threads)
     waits.begin.set()
-
-
-class IdleWorker:
-    """Notes when a process is started and ended."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.process: object = None
-        self.ended = threading.Event()
-
-    def start(self) -> None:
-        self.process = object()
-        self.calls.append("start")
-
-    def compile(self, job: object, limit_s: float) -> None:
-        self.calls.append(f"compile {job}")
-
-    def end(self, patience_s: float = 0.0) -> int:
-        self.process = None
-        self.calls.append("end")
-        self.ended.set()
-        return 0
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_worker_without_a_job_ends_and_another_starts(compiler_of: Callable[..., Compiler]) -> None:
-    worker = IdleWorker()
-    compiler = compiler_of(lambda _: None, lambda: worker, 1, idle_s=0.05)
-    for job in (1, 2):
-        worker.ended.clear()
-        compiler.add([job])
-        assert compiler.wait(10) and worker.ended.wait(10)
-    assert worker.calls == ["start", "compile 1", "end", "start", "compile 2", "end"]
-
-
-def test_who_has_no_workers_is_warned_once(compiler_of: Callable[..., Compiler]) -> None:
-    worker, messages = IdleWorker(), []
-    worker.start = Mock(side_effect=LostError("no processes"))
-    compiler = compiler_of(lambda _: None, lambda: worker, 2, on_lost=messages.append)
-    compiler.add([1, 2, 3])
-    assert compiler.wait(10) and [str(x) for x in messages] == ["no processes"]
 
 
 def test_waiting_takes_no_negative_time() -> None:
@@ -172,9 +129,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_core_is_left_to_the_thread_that_times(
-    compiler_of: Callable[..., Compiler], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_core_is_left_to_the_thread_that_times(compiler_of: Makes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each rank on the host."""
     cases = ((1, "", 1), (2, "", 1), (8, "", 7), (64, "", 16), (64, "8", 7), (8, "8", 1), (8, "0", 7), (8, "-2", 7))
     for cores, ranks, count in cases:
@@ -221,7 +176,7 @@ def test_ranks_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_a_containers_quota_of_cores_counts(
-    files: dict[str, str], cores: int, compiler_of: Callable[..., Compiler], monkeypatch: pytest.MonkeyPatch
+    files: dict[str, str], cores: int, compiler_of: Makes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     for name, text in files.items():

@@ -13,7 +13,7 @@ import torch
 
 import triton_gemm
 from tests.runtime.test_plan import FakeStep, half, key_of, plan_without_a_gpu
-from tests.support import plan_fakes
+from tests.support import fake_driver, plan_fakes
 from tests.support.patches import noted, replace_all
 from triton_gemm.functional import api, fast_path, grouped, matrices, ops, scaled
 from triton_gemm.problem import ACTIVATIONS, PRODUCT, Request
@@ -118,9 +118,8 @@ def test_gates_at_the_same_alignment_take_the_same_path(name: str, monkeypatch: 
     assert planned(0, 1) != [(False, True)], "no kernel reads them so"
 
 
-def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_resized_its_out_is_not_repeated(checked: list[Request]) -> None:
     """The next `out` of that shape is as small, and a launch without checks would write past its end."""
-    without_a_gpu(monkeypatch)
     a, b = half(64, 32), half(32, 48)
     plan.PLANS[key_of(a, b, half(64, 48))] = plan_without_a_gpu(a, b, half(64, 48))
     api.matmul(a, b, out=half(64, 48))
@@ -130,7 +129,8 @@ def test_a_call_that_resized_its_out_is_not_repeated(monkeypatch: pytest.MonkeyP
     assert len(api._fast.calls) == 1
 
 
-def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """Nothing is planned, and what is planned launches on no device. The requests of calls that were not like one
     before."""
     multiplied: list[Request] = []
@@ -141,14 +141,11 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
         multiplied.append(request)
         return plan.PLANS.get(plan.key_of(request, a, b, c, auxiliary))
 
-    monkeypatch.setattr(plan, "multiply", multiply)
+    fake_driver.launch_on_device_0(monkeypatch)
+    replace_all(monkeypatch, plan, multiply=multiply, PLANS={})
     monkeypatch.setattr(api.rules, "computable", lambda *_, **__: None)
-    monkeypatch.setattr(ops, "_fast", fast_path.FastPath())
-    for module in (plan, fast_path):
-        monkeypatch.setattr(module, "current_device", lambda: 0)
-    replace_all(monkeypatch, plan, current_stream=lambda _: 0, ensure_context=lambda _: None)
-    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    monkeypatch.setattr(plan, "PLANS", {})
+    for module in (api, ops):
+        monkeypatch.setattr(module, "_fast", fast_path.FastPath())
     return multiplied
 
 
@@ -173,9 +170,8 @@ def plan_by_hand(name: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_calls_like_one_before_go_past_the_checks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_like_one_before_go_past_the_checks(name: str, checked: list[Request]) -> None:
     """But not those whose bias is broadcast, of which a kernel would read more than there is."""
-    checked = without_a_gpu(monkeypatch)
     a, b, bias = half(64, 32), half(32, 48), half(48)
     added = plan_by_hand(name, a, b, bias)
     for _ in range(3):
@@ -210,33 +206,25 @@ WARM_CALLS = {"matmul": 5, "mm": 6, "bmm": 6, "addmm": 5, "linear": 5}
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_a_warm_call_goes_through_few_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_call_goes_through_few_functions(name: str, checked: list[Request], monkeypatch: Any) -> None:
     """Each costs a call about a tenth of a microsecond. One more fills in the address of a result that is new."""
-    without_a_gpu(monkeypatch)
     monkeypatch.setattr(generation, "contexts", None)  # where a policy was set in some context, a call asks for it
-    for state, value in {
-        "_module": None,
-        "_begun": True,
-        "_why": "the test says so",
-    }.items():  # no extension is awaited
-        monkeypatch.setattr(native_build, state, value)
+    replace_all(monkeypatch, native_build, _module=None, _begun=True, _why="the test says so")  # which is not awaited
     a, b, bias = half(64, 32), half(32, 48), half(48)
     plan_by_hand(name, a, b, bias)
-    called: list[str] = []
     calls: list[list[str]] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name[0] != "<":
-            called.append(frame.f_code.co_name)
+            calls[-1].append(frame.f_code.co_name)
 
     for _ in range(5):
-        called.clear()
+        calls.append([])
         sys.setprofile(note)
         try:
             FAST[name](a, b, bias)
         finally:
             sys.setprofile(None)
-        calls.append(called.copy())
     least = min(calls[-2:], key=len)
     assert len(least) == WARM_CALLS[name], least
 
@@ -261,26 +249,8 @@ def test_grouped_and_scaled_calls_share_the_fast_path(name: str, copied: bool, m
     assert all((x is fast_path.SLOW) == copied for x in module._fast.calls.values())
 
 
-def test_the_fast_path_says_that_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To what autograd has saved; and what may not be written outside of inference mode is checked."""
-    checked = without_a_gpu(monkeypatch)
-    a, b, out = half(64, 32), half(32, 48), half(64, 48)
-    made = plan_without_a_gpu(a, b, out)
-    made.names, made.allocates, made.steps = ("a", "b", "c"), False, [FakeStep()]
-    plan.PLANS[key_of(a, b, out)] = made
-    for version in (1, 2, 3):  # the first call is checked
-        assert api.mm(a, b, out=out)._version == version
-    assert len(checked) == 1
-    with torch.inference_mode():
-        refused = half(64, 48)
-    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
-        api.mm(a, b, out=refused)
-    assert len(checked) == 1
-
-
-def test_a_factor_is_that_of_the_call_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_factor_is_that_of_the_call_on_the_fast_path(checked: list[Request]) -> None:
     """One of the product, read at the launch; one of a bias is multiplied before, and its call is always checked."""
-    checked = without_a_gpu(monkeypatch)
     a, b, bias, step = half(64, 32), half(32, 48), half(48), FakeStep()
     made = plan_without_a_gpu(a, b, half(64, 48))
     made.names, made.allocates, made.steps = ("a", "b", "c", "bias"), False, [step]

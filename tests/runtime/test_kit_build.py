@@ -6,13 +6,13 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from tests.support import unsafe_files
 from tests.support.processes import started
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm.hardware.gpus import named_device
@@ -65,13 +65,6 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit_build, "_compiled", Mock(side_effect=AssertionError("nothing is to be compiled")))
 
 
-@pytest.fixture
-def open_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
 def keys(problem: GemmProblem) -> set[str]:
     return set(kit_build.compilables(HOPPER, problem, policies.choose(problem, HOPPER)))
 
@@ -80,11 +73,12 @@ def extend(file: Path, *problems: GemmProblem, **how: Any) -> kit_build.Extended
     return kit_build.extend(file, problems, [HOPPER], workers=1, **how)
 
 
-def test_calls_add_to_it_in_any_order(of_both: Path, tmp_path: Path, open_umask: None) -> None:
+def test_calls_add_to_it_in_any_order(of_both: Path, tmp_path: Path) -> None:
     """To the same bytes, as one call does. Nobody else may write it, nor its new folder, whatever the umask is."""
     for order in (PROBLEMS, PROBLEMS[::-1]):
         file = tmp_path / f"{order[0].M}" / "fleet.kit"
-        found = [extend(file, problem).kernels for problem in order]
+        with unsafe_files.umask(0):
+            found = [extend(file, problem).kernels for problem in order]
         assert found == [len(keys(order[0])), 3] and file.read_bytes() == of_both.read_bytes()
         assert [stat.S_IMODE(x.stat().st_mode) for x in (file, file.parent)] == [0o644, 0o755]
         assert list(file.parent.iterdir()) == [file]
@@ -125,45 +119,31 @@ def test_what_the_package_ships_is_left_out(
     assert extend(file, *PROBLEMS).kernels == 3
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "words"),
-    [
-        ("link", ValueError, "is a link"),
-        ("folder is a link", OSError, "a link instead of a folder"),
-        ("group", PermissionError, "others may write to .*fleet.kit"),
-        ("folder", PermissionError, "others may write to .*own"),
-        ("closed", PermissionError, "own cannot be written to"),
-        ("pipe", ValueError, "no regular file"),
-        ("a folder", ValueError, "no regular file"),
-        ("other file", ValueError, "fleet.kit: it is no kit"),
-        ("damaged", ValueError, "fleet.kit: a group is not that of the index"),
-    ],
-)
-def test_files_that_are_not_replaced(
-    fault: str, error: type[Exception], words: str, file: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+OF_NO_USE: unsafe_files.Faults = {
+    **unsafe_files.IRREGULAR,
+    "another file": (lambda file: file.write_bytes(b"{}"), "fleet.kit: it is no kit"),
+    "a damaged kit": (
+        lambda file: file.write_bytes(file.read_bytes()[:-20] + bytes(20)),
+        "fleet.kit: a group is not that of the index",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*unsafe_files.FOREIGN, *OF_NO_USE])
+def test_files_that_are_not_replaced(name: str, file: Path, no_compiler: None) -> None:
     """Code that others could have put there would become this user's; nor is what is no kit lost to a wrong name."""
-    given, whole = file, file.read_bytes()
-    if fault == "link":
-        given = file.with_name("link.kit")
-        given.symlink_to(file.name)
-    elif fault == "folder is a link":
-        file.parent.with_name("other").symlink_to("own")
-        given = file.parent.with_name("other") / file.name
-    elif fault == "closed":
-        monkeypatch.setattr(os, "access", lambda *_: False)
-    elif fault in ("pipe", "a folder"):
-        file.unlink()
-        os.mkfifo(file) if fault == "pipe" else file.mkdir()
-    elif fault in ("other file", "damaged"):
-        file.write_bytes(b"{}" if fault == "other file" else whole[:-20] + bytes(20))
-    else:
-        changed = file if fault == "group" else file.parent
-        changed.chmod(changed.stat().st_mode | 0o020)
+    change, words = {**unsafe_files.FOREIGN, **OF_NO_USE}[name]
+    change(file)
     before = file.read_bytes() if file.is_file() else None
-    with pytest.raises(error, match=words):
-        extend(given, PROBLEMS[1])
+    with pytest.raises(ValueError if name in OF_NO_USE else OSError, match=words):
+        extend(file, PROBLEMS[1])
     assert before is None or file.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_to(file: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match="own cannot be written to"):
+        extend(file, PROBLEMS[1])
 
 
 def test_a_disk_that_is_full_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 import triton
 
+from tests.support import fake_driver, unsafe_files
 from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm import compat, tables
@@ -23,17 +24,16 @@ from triton_gemm.compat import MachineCode
 from triton_gemm.functional import routing
 from triton_gemm.hardware import driver
 from triton_gemm.hardware.device import DeviceInfo
-from triton_gemm.hardware.device_model import model_of
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels import forms
-from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.learning.candidates import predicted_us
 from triton_gemm.problem import GemmProblem
 from triton_gemm.reporting import fingerprint
 from triton_gemm.reporting.explanation import explain
 from triton_gemm.runtime import binaries, kit, kits, native_file, plan, policies, step
 from triton_gemm.selection import generation
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import Selection, given, illegal, launches, predicted, ranked, select
+from triton_gemm.selection.select import Selection, illegal, launches, ranked, select
 from triton_gemm.suites.problems import gemm_problem
 from triton_gemm.suites.shapes import Shape
 from triton_gemm.tables import files
@@ -51,10 +51,13 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No kit is used, and none is the package's own."""
     monkeypatch.setattr(kits, "SHIPPED", tmp_path / "shipped")
     monkeypatch.delenv("TRITON_GEMM_KIT", raising=False)
-    kits.used.cache_clear()
-    native_file.setting.cache_clear()
-    generation.advance_models()
+    read_again()
     yield
+    read_again()
+
+
+def read_again() -> None:
+    """What kits there are, and which are to be used."""
     kits.used.cache_clear()
     native_file.setting.cache_clear()
     generation.advance_models()
@@ -100,12 +103,10 @@ def test_the_package_s_own_is_used(shipped: Path, caplog: pytest.LogCaptureFixtu
     assert warnings(caplog) == []
 
 
-def test_without_a_file_all_is_compiled(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_file_or_with_one_of_another_gpu_all_is_compiled(caplog: pytest.LogCaptureFixture) -> None:
     assert code() is None and warnings(caplog) == []
-
-
-def test_a_kit_of_another_gpu_is_not_used() -> None:
     write(kits.SHIPPED / "sm_90a.kit", capability=(10, 0))
+    read_again()
     assert code() is None
 
 
@@ -119,46 +120,27 @@ def test_the_setting(
         *(("2", b"code", 1), ("mine.kit", b"code", 1), (str(tmp_path / "none.kit"), b"code", 1)),
     ):
         monkeypatch.setenv("TRITON_GEMM_KIT", value)
-        kits.used.cache_clear()
-        native_file.setting.cache_clear()
+        read_again()
         assert kits.used((8, 0)) == []
         assert (code(), code()) == (expected, expected)
         assert len(warnings(caplog)) == warned
 
 
-@pytest.mark.parametrize(
-    "fault", ["link", "folder is a link", "group", "others", "folder", "pipe", "no kit", "a device"]
-)
-def test_a_user_s_file_that_others_could_write_is_not_used(
-    fault: str, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = own
-    if fault == "link":
-        file = Path(os.fspath(file) + "2")
-        file.symlink_to("mine.kit")
-    elif fault == "folder is a link":
-        (tmp_path / "other").symlink_to("own")
-        file = tmp_path / "other" / "mine.kit"
-    elif fault == "pipe":
-        file.unlink()
-        os.mkfifo(file)
-    elif fault == "no kit":
-        file.write_bytes(b"#!/bin/sh")
-    elif fault == "a device":
-        file = Path("/dev/zero")
-    else:
-        changed = file.parent if fault == "folder" else file
-        changed.chmod(changed.stat().st_mode | (0o020 if fault == "group" else 0o002))
-    monkeypatch.setenv("TRITON_GEMM_KIT", str(file))
+NO_KITS: unsafe_files.Faults = {
+    **unsafe_files.FOREIGN,
+    **unsafe_files.IRREGULAR,
+    "a script": (lambda file: file.write_bytes(b"#!/bin/sh"), "it is no kit"),
+    "a device": (lambda _: os.environ.update(TRITON_GEMM_KIT="/dev/zero"), "others may write to /dev/zero"),
+}
+
+
+@pytest.mark.parametrize("name", NO_KITS)
+def test_a_user_s_file_that_is_unsafe_is_not_used(name: str, own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change, words = NO_KITS[name]
+    change(own)
     assert code() is None and code() is None
     (warned,) = warnings(caplog)
-    assert str(file) in warned and "its kernels are compiled" in warned
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="files are given to another user")
-def test_another_user_s_file_is_not_used(own: Path, caplog: pytest.LogCaptureFixture) -> None:
-    os.chown(own, 1234, 1234)
-    assert code() is None and "belongs to user 1234" in warnings(caplog)[0]
+    assert os.environ["TRITON_GEMM_KIT"] in warned and words in warned and "its kernels are compiled" in warned
 
 
 def test_a_user_s_file_that_is_replaced_meanwhile_stays(own: Path) -> None:
@@ -242,11 +224,9 @@ def test_other_errors_of_the_driver_are_the_call_s(
     """A GPU without memory, or a context that an earlier kernel has lost, says nothing of the kit."""
     monkeypatch.setattr(driver, "error_text", lambda _: "in words")
     for number in (2, 700):
-        error = driver.DriverError("cuModuleLoadData", number)
-        with monkeypatch.context() as patch:
-            patch.setattr(step.Step, "_load", Mock(side_effect=error))
-            with pytest.raises(RuntimeError, match=f"CUDA error {number}: in words"):
-                made([], monkeypatch).compile(OPERANDS)
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=f"CUDA error {number}: in words"):
+            patch.setattr(step.Step, "_load", Mock(side_effect=driver.DriverError("cuModuleLoadData", number)))
+            made([], monkeypatch).compile(OPERANDS)
     assert code() == b"code" and warnings(caplog) == []
 
 
@@ -257,10 +237,8 @@ def test_what_a_kit_has_launches_as_what_is_compiled(
     with compat.compiling_for((9, 0), tmp_path):
         found = compat.machine_code(step.compiled(LAUNCH, OPERANDS, binaries.SCALARS))
     write(shipped, found)
-    monkeypatch.setattr(driver, "load", lambda *_: (1, 2))
-    monkeypatch.setattr(driver, "parameter_sizes", lambda _: None)
-    monkeypatch.setattr(driver, "ensure_context", lambda _: None)
-    monkeypatch.setattr(driver, "tensor_map", lambda *about: repr(about).encode().ljust(128)[:128])
+    replace_all(monkeypatch, driver, load=lambda *_: (1, 2), parameter_sizes=lambda _: None)
+    replace_all(monkeypatch, driver, ensure_context=lambda _: None, tensor_map=fake_driver.tensor_map)
     monkeypatch.setattr(step, "_functions", {})
     of_kit, of_compiler = made([], monkeypatch), made([], monkeypatch)
     of_compiler._load(found)
@@ -281,7 +259,7 @@ def test_triton_is_not_hashed_where_kits_are(
     if has != "the package":
         shipped.unlink()
         monkeypatch.setenv("TRITON_GEMM_KIT", str(tmp_path / "own.kit") if has == "the user" else "1")
-    native_file.setting.cache_clear()
+    read_again()
     routing._begin(SimpleNamespace(learn=False))
     assert hashed == [True] * (has == "none")
 
@@ -308,14 +286,12 @@ def write_kit_of(*selections: Selection, problem: GemmProblem = SQUARE, device: 
     kits.SHIPPED.mkdir(exist_ok=True)
     kernels = {key: kit.Kernel(MADE._replace(symbol=name), sources) for key, name in made.items()}
     kit.write(kits.SHIPPED / "sm_90a.kit", (9, 0), kernels, {"triton": "3.9.0"})
-    kits.used.cache_clear()
-    generation.advance_models()
+    read_again()
 
 
 def compiled_us(problem: GemmProblem = SQUARE, device: DeviceInfo = HOPPER) -> float:
     """What the choice is predicted to take in the forms of the installed Triton."""
-    algorithm = select(problem, device).algorithm
-    return predicted(problem, Candidate(given(problem, algorithm), algorithm), model_of(device))
+    return predicted_us(problem, device, select(problem, device))
 
 
 def test_of_ties_the_choice_is_what_a_kit_has(caplog: pytest.LogCaptureFixture) -> None:
@@ -355,6 +331,8 @@ def test_stale_kernels_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def older_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a Triton that compiles no clusters, and has no tables."""
+    if compat.CLUSTERS:
+        pytest.skip("is as new as the kit")
     monkeypatch.setattr(forms, "CLUSTERS", False)
     generation.advance_models()
 
@@ -368,7 +346,6 @@ def in_forms_of_kits(problem: GemmProblem) -> Selection:
         return select(problem, H100)
 
 
-@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 def test_an_older_triton_runs_what_it_cannot_compile(older_triton: None) -> None:
     """The choice has clusters where a kit holds it, and its launches are those that the kit was made from."""
     without = policies.choose(CLUSTERED, H100)
@@ -385,7 +362,6 @@ def test_an_older_triton_runs_what_it_cannot_compile(older_triton: None) -> None
     assert candidates(CLUSTERED, H100, policies.by_model(CLUSTERED, H100))[0] == found
 
 
-@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 def test_an_older_triton_runs_what_is_as_fast_as_its_own(older_triton: None) -> None:
     """A kit's kernel is chosen unless the installed Triton compiles one that is predicted to be 10 % faster."""
     problem = gemm_problem(Shape(712, 1264, 4976), "bf16")  # one wave, in which clusters share loads
@@ -402,7 +378,6 @@ def test_an_older_triton_runs_what_is_as_fast_as_its_own(older_triton: None) -> 
     assert policies.choose(problem, H100) == without
 
 
-@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_kit_that_is_refused_when_a_plan_is_made(
     refused: bool, older_triton: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -420,8 +395,7 @@ def test_a_kit_that_is_refused_when_a_plan_is_made(
     monkeypatch.setattr(step.Step, "_load", load)
     monkeypatch.setattr(step, "compiled_before", lambda *_: None)
     monkeypatch.setattr(plan, "ensure_context", lambda _: None)
-    for name in ("info_of", "device_info"):
-        monkeypatch.setattr(plan, name, lambda _: H100)
+    replace_all(monkeypatch, plan, info_of=lambda _: H100, device_info=lambda _: H100)
     found = plan._new_plan(CLUSTERED, torch.device("cpu"), None)
     assert isinstance(found, plan.GemmPlan) and found.selection.kit is found.compiled is not refused
     assert (found.selection.algorithm == wanted.algorithm) is not refused
@@ -431,7 +405,6 @@ def test_a_kit_that_is_refused_when_a_plan_is_made(
     assert len(warnings(caplog)) == refused
 
 
-@pytest.mark.skipif(compat.CLUSTERS, reason="is as new as the kit")
 def test_an_older_triton_uses_tables_of_the_kits(older_triton: None) -> None:
     (path,) = tables.queries.SHIPPED.glob("*5120bit*")
     table = files.contents_of(path).table
@@ -463,8 +436,7 @@ def test_a_user_s_kit_of_another_triton_replaces_no_kernels_of_the_package_s(
     for by, kept in ((None, 1), ("3.2.0", 2), (kits.TRITON, 1)):
         if by is not None:
             write(kits.SHIPPED / "sm_90a.kit", triton=by)
-        kits.used.cache_clear()
-        native_file.setting.cache_clear()
+        read_again()
         assert len(kits.used((9, 0))) == kept
         assert bool(kits.others((9, 0))) is (by != kits.TRITON)
     (warned,) = warnings(caplog)

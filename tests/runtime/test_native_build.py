@@ -7,8 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +18,9 @@ import torch
 from tests.support import fake_cxx, fake_driver
 from tests.support.native_calls import Call
 from tests.support.patches import replace_all
-from tests.support.processes import started
+from tests.support.processes import runs, soon, started
+from tests.support.threads import at_once
+from tests.support.unsafe_files import umask
 from triton_gemm import compat
 from triton_gemm.runtime import native_build, native_file
 
@@ -47,15 +48,24 @@ def new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     native_file.setting.cache_clear()
 
 
-def use(monkeypatch: pytest.MonkeyPatch, folder: Path, does: str | None = None) -> fake_cxx.Compiler:
-    made = fake_cxx.make(folder) if does is None else fake_cxx.make(folder, does)
-    monkeypatch.setenv("CXX", str(made.path))
-    return made
+Makes = Callable[..., fake_cxx.Compiler]
 
 
 @pytest.fixture
-def compiler(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> fake_cxx.Compiler:
-    return use(monkeypatch, tmp_path)
+def cxx(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Makes:
+    """Makes a compiler that runs these commands, which CXX names from then on."""
+
+    def make(*does: str) -> fake_cxx.Compiler:
+        made = fake_cxx.make(tmp_path, *does)
+        monkeypatch.setenv("CXX", str(made.path))
+        return made
+
+    return make
+
+
+@pytest.fixture
+def compiler(cxx: Makes) -> fake_cxx.Compiler:
+    return cxx()
 
 
 def begun() -> str | None:
@@ -68,18 +78,14 @@ def begun() -> str | None:
     return native_build.state()
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [x.getMessage() for x in caplog.records if x.levelno >= logging.WARNING]
-
-
 # --- Building ---
 
 
 def test_sources_are_compiled_at_once_and_linked(
-    new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cxx: Makes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = 'touch {0}/began-$$; while [ $(ls {0}/began-* | wc -l) -lt 2 ]; do sleep 0.05; done; echo x > "$output"'
-    compiler = use(monkeypatch, tmp_path, both.format(tmp_path))
+    compiler = cxx(both.format(tmp_path))
     commands = [[str(compiler.path), "-c", name, "-o", f"{name}.o"] for name in "ab"]
     linking = [str(compiler.path), "-shared", "a.o", "b.o", "-o"]
     monkeypatch.setattr(native_build, "native_commands", lambda _, file: (commands, [*linking, file]))
@@ -91,9 +97,7 @@ def test_sources_are_compiled_at_once_and_linked(
     assert record.levelname == "INFO" and str(compiler.path) in record.getMessage()
 
 
-def test_a_second_process_needs_no_compiler(
-    compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_process_needs_no_compiler(compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     assert begun() is None
     calls = compiler.calls()
     assert all("-o" in call for call in calls), "nothing else is asked of a compiler"
@@ -103,9 +107,7 @@ def test_a_second_process_needs_no_compiler(
     assert compiler.calls() == calls
 
 
-def test_what_was_built_is_loaded_at_once(
-    compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_built_is_loaded_at_once(compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     assert native_build.built() is None and not native_build._begun and native_build.possible()
     native_build.build()
     with monkeypatch.context() as patch:
@@ -121,11 +123,8 @@ def test_files_are_the_user_s_alone_whatever_the_umask(
 ) -> None:
     monkeypatch.setenv("TRITON_GEMM_CACHE_DIR", str(tmp_path / "shared"))
     monkeypatch.chdir(tmp_path)
-    before = os.umask(0)
-    try:
+    with umask(0):
         path = native_build.build()
-    finally:
-        os.umask(before)
     assert path.parent == new and not (tmp_path / "shared").exists()
     for folder in (new, new.parent, new.parent.parent):
         assert folder.stat().st_mode & 0o7777 == 0o700
@@ -136,9 +135,8 @@ def test_files_are_the_user_s_alone_whatever_the_umask(
         assert native_file.folder() is None or native_file.folder().is_absolute()
 
 
-def test_the_compiler_disturbs_nobody(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    does = f'echo "$(nice) $(ps -o sid= -p $$) $TMPDIR $(pwd -P)" >> {tmp_path}/about; echo x > "$output"'
-    use(monkeypatch, tmp_path, does)
+def test_the_compiler_disturbs_nobody(cxx: Makes, new: Path, tmp_path: Path) -> None:
+    cxx(f'echo "$(nice) $(ps -o sid= -p $$) $TMPDIR $(pwd -P)" >> {tmp_path}/about; echo x > "$output"')
     native_build.build()
     for line in (tmp_path / "about").read_text().splitlines():
         nice, session, temporary, inside = line.split()
@@ -147,7 +145,7 @@ def test_the_compiler_disturbs_nobody(new: Path, monkeypatch: pytest.MonkeyPatch
         assert folder.is_relative_to(new) and not folder.exists()
 
 
-def test_a_compiler_may_have_arguments(compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_may_have_arguments(compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"env WITH='a b' {compiler.path} --driver-mode=g++")
     assert begun() is None
     assert all(call.startswith("--driver-mode=g++ ") for call in compiler.calls())
@@ -161,48 +159,45 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize(("command", "words"), FAILURES.values(), ids=FAILURES)
 def test_without_it_python_goes_on(
-    name: str, new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    command: str, words: str, cxx: Makes, new: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    command, words = FAILURES[name]
-    made = use(monkeypatch, tmp_path, "echo 'a.cpp:1: fatal error: no such header' >&2; echo done. >&2; exit 1")
+    made = cxx("echo 'a.cpp:1: fatal error: no such header' >&2; echo done. >&2; exit 1")
     monkeypatch.setenv("CXX", str(made.path) if command == "fake" else command)
     assert words in (begun() or "")
     assert native_build.module() is None and not native_build.possible()
     assert not new.exists() or {x.name for x in new.iterdir()} <= {".lock"}
-    [warning] = warnings(caplog)
+    [warning] = caplog.messages
     assert words in warning and "25 us instead of 10" in warning
 
 
-def test_a_process_that_ends_says_nothing(
-    new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+WITHOUT: dict[str, tuple[dict[str, object], str]] = {
+    "Python ends": ({"_ending": True}, "Python ends"),
+    "no compiler": ({"cxx_compiler": lambda: None}, "there is no C++ compiler: set CXX, or install g++"),
+    "no cache": ({"folder": lambda: None}, "XDG_CACHE_HOME"),
+    "a cache that is no folder": ({"folder": lambda: Path(os.devnull, "native")}, "Not a directory"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_where_nothing_can_be_built_no_compiler_starts(
+    name: str, compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiler = use(monkeypatch, tmp_path)
-    monkeypatch.setattr(native_build, "_ending", True)
-    assert begun() == "Python ends" and not warnings(caplog) and not compiler.calls()
+    values, words = WITHOUT[name]
+    replace_all(monkeypatch, native_build, **values)
+    assert words in (begun() or "") and not compiler.calls()
+    assert len(caplog.messages) == (name != "Python ends")
 
 
-def test_no_compiler(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_build, "cxx_compiler", lambda: None)
-    assert begun() == "there is no C++ compiler: set CXX, or install g++"
-
-
-def test_no_cache(compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    assert "Not a directory" in (begun() or "") and not compiler.calls()
-    replace_all(monkeypatch, native_build, _begun=False, folder=lambda: None)
-    assert "XDG_CACHE_HOME" in (begun() or "") and not compiler.calls()
-
-
-def test_a_compiler_that_hangs_is_killed(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = use(monkeypatch, tmp_path, FOREVER.format(log=tmp_path / "calls"))
+def test_a_compiler_that_hangs_is_killed(cxx: Makes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = cxx(FOREVER.format(log=tmp_path / "calls"))
     monkeypatch.setattr(native_build, "TIMEOUT_S", 1.0)
     start = time.monotonic()
     assert native_build.module() is None and time.monotonic() - start < 0.5, "nobody waits for it"
     monkeypatch.setattr(native_build, "_begun", False)
     assert "has not ended in 1 s" in (begun() or "")
-    assert len(compiler.calls()) >= 1 and not alive(tmp_path / "calls.pids")
+    assert len(compiler.calls()) >= 1 and have_ended(tmp_path / "calls.pids")
 
 
 def test_two_threads_begin_once(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,8 +210,7 @@ def test_two_threads_begin_once(new: Path, monkeypatch: pytest.MonkeyPatch) -> N
         return None
 
     monkeypatch.setattr(native_build, "why_not", why_not)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: native_build.module(), range(8)))
+    at_once(*8 * [native_build.module])
     assert began == [1]
 
 
@@ -272,7 +266,7 @@ def test_what_nobody_has_used_for_a_month_is_deleted(compiler: fake_cxx.Compiler
 
 
 def test_one_of_another_compiler_that_cannot_be_loaded_is_built_once_more(
-    compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    compiler: fake_cxx.Compiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loads: list[str] = []
 
@@ -286,7 +280,7 @@ def test_one_of_another_compiler_that_cannot_be_loaded_is_built_once_more(
     os.utime(path, (old, old))
     assert begun() == f"{path}: undefined symbol"
     assert compiler.links() == 2 and len(loads) == len(set(loads)) == 2, "once, and by another name"
-    assert len(warnings(caplog)) == 1
+    assert len(caplog.messages) == 1
     for _ in range(2):  # of processes
         monkeypatch.setattr(native_build, "_begun", False)
         assert "undefined symbol" in (begun() or "")
@@ -322,59 +316,43 @@ until(lambda: native_build._module is not None)
 )
 
 
-def alive(pids: Path) -> list[int]:
-    """Of these processes; they have five seconds to end."""
-    for _ in range(100):
-        found = [x for x in map(int, pids.read_text().split()) if state_of(x) not in "ZX"]
-        if not found:
-            break
-        time.sleep(0.05)
-    return found
-
-
-def state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
+def have_ended(pids: Path) -> bool:
+    """Whether these processes end soon."""
+    return soon(lambda: not any(map(runs, map(int, pids.read_text().split()))), 5)
 
 
 # A child that lives on has the pipe, too, whose end else kills the compiler.
 CHILD = "if os.fork() == 0: os.closerange(0, 3); time.sleep(15); os._exit(0)"
 
 
-@pytest.mark.parametrize("how", ["it ends", "an exception", "it ends before a child", "SIGTERM", "SIGKILL"])
-def test_no_compiler_outlives_a_process(how: str, new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(monkeypatch, tmp_path, FOREVER.format(log=tmp_path / "calls"))
-    ends = {"it ends": "", "an exception": "raise KeyError('mine')", "it ends before a child": CHILD}
-    end = ends.get(how, f"import signal; os.kill(os.getpid(), signal.{how})")
-    running = started(BEGINS + end, tmp_path / "calls.pids")
+ENDS = {"it ends": "", "an exception": "raise KeyError('mine')", "it ends before a child": CHILD}
+ENDS |= {name: f"import signal; os.kill(os.getpid(), signal.{name})" for name in ("SIGTERM", "SIGKILL")}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_no_compiler_outlives_a_process(how: str, cxx: Makes, new: Path, tmp_path: Path) -> None:
+    cxx(FOREVER.format(log=tmp_path / "calls"))
+    running = started(BEGINS + ENDS[how], tmp_path / "calls.pids")
     _, errors = running.communicate(timeout=60)
     assert how.startswith("SIG") or running.returncode == (how == "an exception")
-    assert not alive(tmp_path / "calls.pids")
+    assert have_ended(tmp_path / "calls.pids")
     left = [x.name for x in new.iterdir() if x.name != ".lock"]
     if how.startswith("SIG"):
         assert running.returncode == -getattr(signal, how)
-        use(monkeypatch, tmp_path)
+        cxx()
         assert native_build.build().parent == new
         left = [x.name for x in new.iterdir() if x.name.startswith(".build")]
     assert not left and ("mine" in errors if how == "an exception" else errors == "")
 
 
-def test_a_forked_child_leaves_the_build_alone(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(monkeypatch, tmp_path, f"touch {tmp_path}/began; {SLOWLY}")
+def test_a_forked_child_leaves_the_build_alone(cxx: Makes, tmp_path: Path) -> None:
+    cxx(f"touch {tmp_path}/began; {SLOWLY}")
     running = started(FORKS, tmp_path / "began")
     assert running.communicate(timeout=90) == ("", "") and running.returncode == 0
 
 
-def test_a_child_begins_anew(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_build, "_begun", True)
-    native_build._forget()
-    assert not native_build._begun
-
-
-def test_two_processes_build_once(new: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = use(monkeypatch, tmp_path, SLOWLY)
+def test_two_processes_build_once(cxx: Makes, new: Path) -> None:
+    compiler = cxx(SLOWLY)
     both = [started(PROCESS + "print(native_build.checked(by=native_build._set_up)[0])") for _ in range(2)]
     for running in both:
         out, errors = running.communicate(timeout=90)

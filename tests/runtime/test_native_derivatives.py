@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import triton_gemm
 from tests.support import fake_driver
 from tests.support.epilogue_truth import activated
+from tests.support.fake_driver import Driver
 from tests.support.patches import replace_all
 from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path, matrices, ops, rules
@@ -25,27 +25,26 @@ from triton_gemm.runtime import native, native_build
 
 pytestmark = pytest.mark.slow
 
-F = torch.nn.functional
+F, linear = torch.nn.functional, triton_gemm.linear
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., torch.Tensor]
 
 
 @pytest.fixture
-def driver(extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
+def driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """Products of CPU tensors are planned for Hopper, and launched by nothing. No call was made before."""
-    found = fake_driver.install(monkeypatch, extension)
     monkeypatch.setattr(rules, "runs", lambda *_, **__: None)
     fake_driver.plan_for_hopper(monkeypatch)
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
     monkeypatch.setattr(ops, "_fast", fast_path.FastPath(ops._show))
     loaded = native.module()
-    yield found
+    yield driver
     ops._by_cpp.unregister()
     loaded.backward_by(None, "", SUM, 0)
 
 
 @pytest.fixture
-def computed(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Size, torch.Size]]:
+def computed(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Size, torch.Size]]:
     """Shapes of products that Python computes, by torch: launches leave what was there before."""
     made: list[tuple[torch.Size, torch.Size]] = []
     compute, computed = matrices.compute, ops._computed
@@ -73,7 +72,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return (drawn.sign() if dtype == torch.bfloat16 else drawn).requires_grad_()
 
 
-def in_cpp(driver: fake_driver.Driver, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+def in_cpp(driver: Driver, call: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The result of a call that C++ makes, which Python has made before."""
     for _ in range(3):
         call()
@@ -89,14 +88,6 @@ def is_cpps(c: torch.Tensor) -> bool:
 
 def by_columns(x: torch.Tensor) -> torch.Tensor:
     return x.detach().mT.contiguous().mT.requires_grad_()
-
-
-def linear(x: torch.Tensor, w: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
-    return triton_gemm.linear(x, w, *bias)
-
-
-def sum_of(x: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return triton_gemm.addmm(bias, x, b)
 
 
 X, W, B, BIAS = (64, 32), (48, 32), (32, 48), (48,)
@@ -118,7 +109,7 @@ CASES: dict[str, tuple[Function, Function, Tensors]] = {
     "matmul": (triton_gemm.matmul, torch.matmul, (random(*X), random(*B))),
     "matmul of a batch": (triton_gemm.matmul, torch.matmul, (random(2, 3, *X), by_columns(random(*B)))),
     "mm": (triton_gemm.mm, torch.mm, (random(*X), random(*B))),
-    "addmm": (sum_of, lambda x, b, bias: torch.addmm(bias, x, b), (random(*X), random(*B), random(*BIAS))),
+    "addmm": (triton_gemm.addmm, torch.addmm, (random(*BIAS), random(*X), random(*B))),
     "the operator": (ops.gemm, torch.matmul, (random(*X), random(*B))),
 }
 
@@ -128,9 +119,7 @@ def grads_of(c: torch.Tensor, operands: Tensors, grad: torch.Tensor, **how: Any)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_torch_s(
-    driver: fake_driver.Driver, computed: list[tuple[torch.Size, torch.Size]], name: str
-) -> None:
+def test_gradients_are_torch_s(driver: Driver, computed: list[tuple[torch.Size, torch.Size]], name: str) -> None:
     ours, torchs, operands = CASES[name]
     c, expected = in_cpp(driver, lambda: ours(*operands)), torchs(*operands)
     assert (c.shape, c.dtype, c.requires_grad) == (expected.shape, expected.dtype, True)
@@ -141,14 +130,15 @@ def test_gradients_are_torch_s(
     torch.testing.assert_close(found, grads_of(expected, operands, grad), **tolerance)
     for x, of_x in zip([x for x in operands if x.requires_grad], found, strict=True):
         assert of_x.shape == x.shape and (1 in x.shape or of_x.stride() == x.stride()), "accumulating copies nothing"
-    assert len(computed) == sum(x.requires_grad for x in operands[:2]) + (name == "many rows")
+    multiplied = operands[1:] if name == "addmm" else operands[:2]
+    assert len(computed) == sum(x.requires_grad for x in multiplied) + (name == "many rows")
 
 
 @pytest.mark.parametrize("trained", ["all", "input", "weights"])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("name", [*ACTIVATIONS, *GATES])
 def test_gradients_of_activations_are_torch_s(
-    driver: fake_driver.Driver, computed: list[Any], name: str, has_bias: bool, trained: str
+    driver: Driver, computed: list[Any], name: str, has_bias: bool, trained: str
 ) -> None:
     """Launches store nothing here: preactivations, or relu's result, are put where they are saved. A gate has no
     derivative of all rows by one kernel but in 16 bits."""
@@ -183,7 +173,7 @@ def test_gradients_of_activations_are_torch_s(
     torch.testing.assert_close(grads_of(c, operands, grad), grads_of(expected, operands, grad))
 
 
-def test_gradients_of_gradients_are_torch_s(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_gradients_of_gradients_are_torch_s(driver: Driver, computed: list[Any]) -> None:
     ours, torchs, operands = CASES["a bias"]
     grad = random(64, 48, seed=1)
 
@@ -194,7 +184,7 @@ def test_gradients_of_gradients_are_torch_s(driver: fake_driver.Driver, computed
     torch.testing.assert_close(second(in_cpp(driver, lambda: ours(*operands))), second(torchs(*operands)))
 
 
-def test_a_backward_s_products_are_launched_without_python(driver: fake_driver.Driver) -> None:
+def test_a_backward_s_products_are_launched_without_python(driver: Driver) -> None:
     """By a table of their own: it needs no overridden operator, so other threads may live."""
     x, w = random(64, 32), random(48, 32)
     grad = torch.ones(64, 48)
@@ -219,7 +209,7 @@ def flops(call: Callable[[], object]) -> int:
     return mode.get_total_flops()
 
 
-def test_a_backward_shows_modes_its_products(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_a_backward_shows_modes_its_products(driver: Driver, computed: list[Any]) -> None:
     _, _, operands = CASES["linear"]
     grad = torch.ones(64, 48)
     for _ in range(4):
@@ -232,7 +222,7 @@ def test_a_backward_shows_modes_its_products(driver: fake_driver.Driver, compute
     assert sum(event.name == "triton_gemm::gemm" for event in profile.events()) == 2
 
 
-def test_a_backward_is_batched_by_vmap(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_a_backward_is_batched_by_vmap(driver: Driver, computed: list[Any]) -> None:
     ours, torchs, operands = CASES["a bias"]
     many = torch.randn(5, 64, 48)
     c = in_cpp(driver, lambda: ours(*operands))
@@ -241,7 +231,7 @@ def test_a_backward_is_batched_by_vmap(driver: fake_driver.Driver, computed: lis
 
 
 @pytest.mark.parametrize("how", [{}, {"fullgraph": True}, {"fullgraph": True, "dynamic": True}], ids=str)
-def test_a_backward_by_compiled_autograd(driver: fake_driver.Driver, computed: list[Any], how: dict[str, bool]) -> None:
+def test_a_backward_by_compiled_autograd(driver: Driver, computed: list[Any], how: dict[str, bool]) -> None:
     """In one graph, too, of sizes that the graph does not know."""
     _, torchs, operands = CASES["a bias"]
     x, w, bias = (x.detach().clone().requires_grad_() for x in operands)
@@ -259,7 +249,7 @@ def test_a_backward_by_compiled_autograd(driver: fake_driver.Driver, computed: l
 
 @pytest.mark.parametrize("columns", [32, 48])
 def test_checkpoints_where_python_s_node_and_c_s_meet(
-    driver: fake_driver.Driver, computed: list[Any], columns: int, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, computed: list[Any], columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one has saved the other is given, by the recomputation. Python computes the backward's products."""
     monkeypatch.setattr(ops, "_fast", fast_path.FastPath())
@@ -288,7 +278,7 @@ class Ends(torch.autograd.Function):
         return None
 
 
-def test_hooks_checkpoints_and_no_gradient(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_hooks_checkpoints_and_no_gradient(driver: Driver, computed: list[Any]) -> None:
     _, torchs, (x, w) = CASES["linear"]
     in_cpp(driver, lambda: linear(x, w))
     ones = torch.ones(64, 48)
@@ -306,7 +296,7 @@ def test_hooks_checkpoints_and_no_gradient(driver: fake_driver.Driver, computed:
     assert torch.autograd.grad(Ends.apply(linear(x, w)), x, ones, allow_unused=True) == (None,)
 
 
-def test_what_was_saved_is_checked_and_given_back(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_what_was_saved_is_checked_and_given_back(driver: Driver, computed: list[Any]) -> None:
     x, w = random(64, 32), random(48, 32)
     c = in_cpp(driver, lambda: linear(x, w))
     with torch.no_grad():
@@ -340,7 +330,7 @@ PYTHONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", PYTHONS)
-def test_other_calls_have_python_s_derivatives(driver: fake_driver.Driver, computed: list[Any], name: str) -> None:
+def test_other_calls_have_python_s_derivatives(driver: Driver, computed: list[Any], name: str) -> None:
     x, w = random(64, 32), random(48, 32)
     in_cpp(driver, lambda: linear(x, w))
     in_cpp(driver, lambda: triton_gemm.addmm(torch.ones(48), x, w.T))
@@ -349,7 +339,7 @@ def test_other_calls_have_python_s_derivatives(driver: fake_driver.Driver, compu
         assert c.grad_fn is not None and not is_cpps(c)
 
 
-def test_transforms_and_modes_see_a_product(driver: fake_driver.Driver, computed: list[Any]) -> None:
+def test_transforms_and_modes_see_a_product(driver: Driver, computed: list[Any]) -> None:
     x, w = random(64, 32), random(48, 32)
     in_cpp(driver, lambda: linear(x, w))
     found = torch.func.grad(lambda x: linear(x, w).sum())(x)
@@ -360,7 +350,7 @@ def test_transforms_and_modes_see_a_product(driver: fake_driver.Driver, computed
 
 
 def test_an_extension_that_was_built_before_has_derivatives(
-    driver: fake_driver.Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
+    driver: Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `native.built` leaves its state."""
     replace_all(monkeypatch, native_build, _begun=True, _why="no call was made twice")
@@ -368,7 +358,7 @@ def test_an_extension_that_was_built_before_has_derivatives(
     assert len(api._fast.calls) == 1
 
 
-def test_threads_share_a_table(driver: fake_driver.Driver) -> None:
+def test_threads_share_a_table(driver: Driver) -> None:
     """In which a backward looks, too."""
     shown: list[Any] = []
     fast = fast_path.FastPath(lambda _, table: shown.append(table))
@@ -382,7 +372,7 @@ def test_threads_share_a_table(driver: fake_driver.Driver) -> None:
 
 
 def test_without_an_extension_python_has_the_derivatives(
-    driver: fake_driver.Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
+    driver: Driver, computed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no key is made, which takes time."""
     replace_all(monkeypatch, native_build, _module=None, _begun=True, _why="the test says so")

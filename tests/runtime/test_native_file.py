@@ -3,7 +3,6 @@ errors are left to the thread that builds it."""
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -18,14 +17,16 @@ import pytest
 import torch
 import triton
 
-from tests.runtime.test_native_build import begun, compiler, contents, new, warnings
+from tests.runtime.test_native_build import begun, compiler, contents, cxx, new
 from tests.support import fake_cxx
+from tests.support.patches import replace_all
+from tests.support.unsafe_files import FOREIGN, IRREGULAR, umask
 from triton_gemm import compat
 from triton_gemm.runtime import native_build, native_file
 
-__all__ = ["compiler", "new"]  # fixtures
+__all__ = ["compiler", "cxx", "new"]  # fixtures
 
-NOBODY, SOMEBODY = 65534, 12345
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -37,42 +38,15 @@ def file(compiler: fake_cxx.Compiler) -> Path:
 # --- Whose they are ---
 
 
-def to_another(path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root may give files away")
-    os.chown(path, SOMEBODY, SOMEBODY)
-
-
-def to_a_link(folder: Path) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-    folder.symlink_to("elsewhere")
-
-
-FOREIGN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a file that its group may write": (lambda file: file.chmod(0o664), "others may write to"),
-    "a file that all may write": (lambda file: file.chmod(0o646), "others may write to"),
-    "a folder that its group may write": (lambda file: file.parent.chmod(0o770), "others may write to"),
-    "a folder that all may write": (lambda file: file.parent.chmod(0o1777), "others may write to"),
-    "a folder that is a link": (lambda file: to_a_link(file.parent), "a link instead of a folder"),
-    "somebody's file": (to_another, f"belongs to user {SOMEBODY}"),
-    "somebody's folder": (lambda file: to_another(file.parent), f"belongs to user {SOMEBODY}"),
-}
-
-
 @pytest.mark.parametrize("name", FOREIGN)
 def test_what_others_could_write_is_not_loaded(
-    name: str,
-    file: Path,
-    compiler: fake_cxx.Compiler,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    name: str, file: Path, compiler: fake_cxx.Compiler, caplog: pytest.LogCaptureFixture
 ) -> None:
     change, words = FOREIGN[name]
     change(file)
-    monkeypatch.setattr(native_build, "_set_up", None)
     assert native_build.built() is None
     assert words in (begun() or "") and native_build.module() is None
-    [warning] = warnings(caplog)
+    [warning] = caplog.messages
     assert str(file.parent) in warning and words in warning
     assert compiler.links() == 1 and file.exists(), "nothing is built in its place"
 
@@ -89,9 +63,8 @@ def test_root_s_extension_is_loaded_by_others_and_theirs_by_nobody_else(compiler
         pytest.skip("only root may become another user")
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)
-        before = os.umask(0o077)
-        file = native_build.build(Path(place, "made", "into"))
-        os.umask(before)
+        with umask(0o077):
+            file = native_build.build(Path(place, "made", "into"))
         os.seteuid(NOBODY)
         try:
             assert fake_cxx.BUILT.encode() in native_file.load(file, contents)
@@ -138,30 +111,13 @@ def another_key(file: Path) -> None:
     file.write_bytes(content + native_file.digest(content))
 
 
-def as_pipe(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file, 0o600)
-
-
-def as_folder(file: Path) -> None:
-    file.unlink()
-    (file / "with").mkdir(parents=True)
-
-
-def as_link(file: Path) -> None:
-    file.rename(file.with_name("elsewhere"))
-    file.symlink_to("elsewhere")
-
-
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
     "empty": lambda file: os.truncate(file, 0),
     "zeroed": lambda file: file.write_bytes(bytes(file.stat().st_size)),
     "a byte": lambda file: file.write_bytes(b"W" + file.read_bytes()[1:]),
     "of another torch": another_key,
-    "a pipe": as_pipe,
-    "a folder": as_folder,
-    "a link": as_link,
+    **{name: make for name, (make, _) in IRREGULAR.items()},
 }
 
 
@@ -213,12 +169,11 @@ def test_a_file_may_be_named(
         (file.unlink, "No such file"),
     ):
         change()
-        for name, value in (("_begun", False), ("_module", None)):
-            monkeypatch.setattr(native_build, name, value)
+        replace_all(monkeypatch, native_build, _begun=False, _module=None)
         caplog.clear()
         assert native_build.built() is None and words in (begun() or "")
         assert words in (native_build.ahead() or "")
-        [warning] = warnings(caplog)
+        [warning] = caplog.messages
         assert str(file) in warning
     assert compiler.links() == 1, "another is not built in its place"
 
@@ -240,7 +195,7 @@ def test_a_wrong_value_is_warned_of_once(
     for _ in range(3):
         assert native_build.why_not() == compat.native_refused()
         assert native_file.setting() == "1"
-    [warning] = warnings(caplog)
+    [warning] = caplog.messages
     assert repr(value) in warning and "must be 0, 1 or the absolute path of a file" in warning
 
 
@@ -251,14 +206,13 @@ def test_it_can_be_turned_off(new: Path, monkeypatch: pytest.MonkeyPatch, caplog
         monkeypatch.setenv("TRITON_GEMM_NATIVE", value)
         assert native_build.why_not() == (why or compat.native_refused())
         assert (native_build.ahead() == why) if why else True
-    assert not [x for x in caplog.records if x.levelno >= logging.WARNING]
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("error", [RuntimeError("late"), TimeoutError("late"), OSError("late"), KeyboardInterrupt()])
 def test_what_a_signal_s_handler_raises_while_it_is_loaded_is_the_caller_s(
-    error: BaseException, compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native_build.build()
     before = signal.signal(signal.SIGUSR1, Mock(side_effect=error))
     try:
         with monkeypatch.context() as patch, pytest.raises(type(error)):
@@ -269,23 +223,17 @@ def test_what_a_signal_s_handler_raises_while_it_is_loaded_is_the_caller_s(
     assert native_build.built() is not None, "the next call loads it"
 
 
-class OtherHooks:
-    def setup(self, _: object) -> None:
-        raise AttributeError("'function' object has no attribute 'calls'")
-
-
 @pytest.mark.parametrize(
     "fails",
     [
-        lambda _: compat.set_up_native(OtherHooks(), None, None, None),
+        lambda _: compat.set_up_native(Mock(setup=Mock(side_effect=AttributeError("no 'calls'"))), None, None, None),
         lambda name: compat.import_native(name),
         lambda name: os.stat(f"{name}/x"),
     ],
 )
 def test_what_cannot_be_loaded_at_once_is_left_to_the_thread(
-    fails: Any, compiler: fake_cxx.Compiler, new: Path, monkeypatch: pytest.MonkeyPatch
+    fails: Any, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native_build.build()
     monkeypatch.setattr(native_build, "_set_up", fails)
     assert native_build.built() is None and not native_build._begun and native_build.possible()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -14,9 +15,10 @@ import triton
 
 from tests.runtime.test_native import SMALL, half
 from tests.runtime.test_native import call as call
-from tests.support import fake_driver
+from tests.support.fake_driver import Driver
 from tests.support.native_calls import CALL, Call
 from tests.support.product_checks import fp32_precision
+from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.problem import SUM, Request
 from triton_gemm.runtime import native, native_build, policies
 from triton_gemm.selection import generation
@@ -31,9 +33,7 @@ ENTRY = native.Entry(
 
 @pytest.mark.parametrize("place", ["a", "b", "bias", "out"])
 @pytest.mark.parametrize("first", [0, 8])
-def test_whether_an_address_is_a_multiple_of_16_is_in_the_key(
-    place: str, first: int, driver: fake_driver.Driver
-) -> None:
+def test_whether_an_address_is_a_multiple_of_16_is_in_the_key(place: str, first: int, driver: Driver) -> None:
     table = native.table(native_build._module, 8)
     memory = torch.empty(64, dtype=B.dtype)
     assert memory.data_ptr() % 64 == 0
@@ -55,28 +55,28 @@ def test_whether_an_address_is_a_multiple_of_16_is_in_the_key(
     assert found == [x for x in range(0, 64, 2) if (x % 16 == 0) == (first % 16 == 0)]
 
 
-class Subclass(torch.Tensor):
-    pass
-
-
-def misaligned(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.numel() + 1)[1:].view(x.shape)
-
-
-def transposed(x: torch.Tensor) -> torch.Tensor:
-    return x.T.contiguous().T
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"pdl": True}, {"cooperative": True}, {"cluster": 4}, {"pdl": True, "cooperative": True, "cluster": 2}],
+    ids=str,
+)
+def test_the_driver_is_shown_what_python_shows_it(how: dict[str, Any], driver: Driver) -> None:
+    """Which tests/runtime/test_step.py has."""
+    step, table = STEP._replace(grid=(8, 4, 2), shared=5000, **how), native.table(native_build._module, 8)
+    call = "mm", B, B, (), SUM, None, True
+    assert table.keep(call, ENTRY._replace(steps=(step,))) and table.take(*call) is not None
+    assert hardware_driver.launch(hardware_driver.launch_config(step), ctypes.c_void_p(step.function), None) == 0
+    assert driver.seen == driver.by_python != []
 
 
 A, B = SMALL
-
-
 OTHERS = {
     "another shape": {"a": half(255, 512)},
-    "other strides": {"b": transposed(B)},
-    "an address that is no multiple of 16": {"a": misaligned(A)},
+    "other strides": {"b": B.T.contiguous().T},
+    "an address that is no multiple of 16": {"a": half(1 + 256 * 512)[1:].view(256, 512)},
     "another dtype": {"a": A.half(), "b": B.half()},
     "a dtype for one operand": {"a": A.half()},
-    "a subclass": {"a": A.as_subclass(Subclass)},
+    "a subclass": {"a": A.as_subclass(type("Subclass", (torch.Tensor,), {}))},
     "no tensor": {"a": None},
     "a sparse tensor": {"a": torch.zeros(256, 512).to_sparse()},
     "a tensor without memory": {"a": A.to("meta"), "b": B.to("meta")},
@@ -170,19 +170,19 @@ def test_another_state_is_python_s(call: Call, name: str, monkeypatch: pytest.Mo
         assert "hook" not in name or call.by_cpp() is not None
 
 
-def test_a_policy_that_is_equal_is_the_same(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["Python", "C++"])
+def test_a_policy_that_is_equal_is_the_same(by: str, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "contexts", None)
     call = Call(driver, *SMALL)
     with policies.policy("model"):
         call.plan()
-    with policies.policy("model"):
-        assert call.by_cpp() is not None
-    with policies.policy("error"):
-        assert call.by_cpp() is None
-    assert call.by_cpp() is None
+    for name in policies.NAMES:
+        with policies.policy(name):
+            assert (call.by(by) is not None) == (name == "model")
+    assert call.by(by) is None
 
 
-def test_fp32_is_multiplied_as_torch_is_set(driver: fake_driver.Driver) -> None:
+def test_fp32_is_multiplied_as_torch_is_set(driver: Driver) -> None:
     call = Call(driver, torch.empty(64, 96), torch.empty(96, 80)).planned()
     with fp32_precision("tf32"):
         assert call.by_cpp() is None

@@ -3,7 +3,6 @@ leaves to torch by itself, and counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,8 +10,9 @@ import pytest
 import torch
 
 import triton_gemm
+from tests.runtime.test_native_products import CALLS
 from tests.runtime.test_native_products import driver as driver
-from tests.support import fake_driver
+from tests.support.fake_driver import Driver
 from tests.support.patches import noted
 from triton_gemm.functional import left_to_torch, routing
 from triton_gemm.selection import generation
@@ -21,14 +21,6 @@ pytestmark = pytest.mark.slow
 
 X, BATCHES = torch.eye(8), torch.eye(8).expand(3, 8, 8).contiguous()
 NOT_IN_ONLY = "torch: torch.float32 is not in only="
-CALLS: dict[str, Callable[[], torch.Tensor]] = {
-    "mm": lambda: torch.mm(X, X),
-    "mm.out": lambda: torch.mm(X, X, out=torch.empty(8, 8)),
-    "addmm": lambda: torch.addmm(X, X, X, alpha=2),
-    "addmm.out": lambda: torch.addmm(X, X, X, alpha=0.5, out=torch.empty(8, 8)),
-    "bmm": lambda: torch.bmm(BATCHES, BATCHES),
-    "baddbmm": lambda: torch.baddbmm(X, BATCHES, BATCHES),
-}
 
 
 def left() -> int:
@@ -37,18 +29,18 @@ def left() -> int:
 
 
 @pytest.mark.parametrize("overload", CALLS)
-def test_python_decides_once(driver: fake_driver.Driver, overload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_decides_once(driver: Driver, overload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     call, seen = CALLS[overload], noted(monkeypatch, routing, "_stays")
-    expected = call()
-    with triton_gemm.use(only=torch.bfloat16):
+    expected, why = call().clone(), "torch: torch.bfloat16 is not in only="
+    with triton_gemm.use(only=torch.float32):
         for _ in range(4):
             assert torch.equal(call(), expected)
         assert len(seen) == 1
-        assert triton_gemm.report_routing(reset=True) == {(overload.partition(".")[0], NOT_IN_ONLY): 4}
+        assert triton_gemm.report_routing(reset=True) == {(overload.partition(".")[0], why): 4}
         assert triton_gemm.report_routing() == {}
         call()
         assert left() == 1
-    with triton_gemm.use(only=torch.bfloat16):
+    with triton_gemm.use(only=torch.float32):
         call()
         assert (len(seen), left()) == (1, 1), "an equal rule goes on"
     with triton_gemm.use(only=torch.float64):
@@ -58,7 +50,7 @@ def test_python_decides_once(driver: fake_driver.Driver, overload: str, monkeypa
     assert (len(seen), left()) == (2, 0)
 
 
-def test_another_call_is_decided_by_itself(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_call_is_decided_by_itself(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = noted(monkeypatch, routing, "_stays")
     with triton_gemm.use(only=torch.bfloat16):
         torch.addmm(X, X, X), torch.addmm(X, X, X)
@@ -70,7 +62,7 @@ def test_another_call_is_decided_by_itself(driver: fake_driver.Driver, monkeypat
         assert (len(seen), left()) == (5, 0)
 
 
-def test_what_chooses_anew_decides_anew(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_chooses_anew_decides_anew(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a table has changed. And where that happens meanwhile, nothing is kept."""
     seen = noted(monkeypatch, routing, "_stays")
     with triton_gemm.use(only=torch.bfloat16):
@@ -85,9 +77,7 @@ def test_what_chooses_anew_decides_anew(driver: fake_driver.Driver, monkeypatch:
         assert left() == 0
 
 
-def test_what_depends_on_addresses_is_decided_each_time(
-    driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_depends_on_addresses_is_decided_each_time(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, a = noted(monkeypatch, routing, "_stays"), torch.ones(64, 64, dtype=torch.bfloat16)
     with triton_gemm.use():
         for _ in range(3):
@@ -95,7 +85,7 @@ def test_what_depends_on_addresses_is_decided_each_time(
     assert len(seen) == 3 and triton_gemm.report_routing() == {("mm", f"torch: {left_to_torch.OVERLAP}"): 3}
 
 
-def test_mistakes_stay_in_torchs_words(driver: fake_driver.Driver) -> None:
+def test_mistakes_stay_in_torchs_words(driver: Driver) -> None:
     with triton_gemm.use():
         for _ in range(3):
             with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -103,16 +93,14 @@ def test_mistakes_stay_in_torchs_words(driver: fake_driver.Driver) -> None:
         assert left() == 2
 
 
-def test_a_table_that_cannot_be_made_leaves_calls_to_python(
-    driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_cannot_be_made_leaves_calls_to_python(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     with triton_gemm.use(only=torch.bfloat16):
         monkeypatch.setattr(routing._rules[-1].fast, "_table", Mock(side_effect=RuntimeError("no driver")))
         assert torch.mm(X, X).equal(X) and torch.mm(X, X).equal(X)
     assert triton_gemm.report_routing() == {("mm", NOT_IN_ONLY): 2}
 
 
-def test_python_sees_what_torch_gave(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_sees_what_torch_gave(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments by position and by name, dtypes and absent tensors; as its kernels in torch's dispatcher do."""
     seen: dict[str, list[Any]] = {}
     for overload in routing._overrides._kernels:
@@ -133,7 +121,7 @@ def test_python_sees_what_torch_gave(driver: fake_driver.Driver, monkeypatch: py
     assert given[2] is one is given[3] and given[4] is None and given[6] is torch.bfloat16 and given[7] is False
 
 
-def test_what_python_raises_comes_through(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_python_raises_comes_through(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stop(BaseException):
         pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 
 from tests.support import fake_compiler, fake_driver
 from tests.support.fake_compiler import available
+from tests.support.native_calls import Call
 from tests.support.processes import printed
 from tests.support.table_fakes import HOPPER
 from triton_gemm.functional import fast_path
-from triton_gemm.problem import PRODUCT, Request
+from triton_gemm.problem import PRODUCT
 from triton_gemm.runtime import background, binaries, native, native_build, plan, stand_ins, step
 from triton_gemm.runtime.worker import LostError
 from triton_gemm.selection.select import Selection, ranked, select
@@ -21,42 +23,38 @@ from triton_gemm.selection.select import Selection, ranked, select
 pytestmark = pytest.mark.slow
 
 
-class Waiting:
+class Waiting(Call):
     """Calls that wait for a kernel of their own, while another with the same bits is loaded."""
 
     def __init__(self, patch: pytest.MonkeyPatch, driver: fake_driver.Driver, **grad: bool) -> None:
-        self.driver, self.compiler = driver, fake_compiler.take_workers(patch)
+        a, b = torch.empty(256, 512, dtype=torch.bfloat16, **grad), torch.empty(512, 768, dtype=torch.bfloat16)
+        super().__init__(driver, a, b, request=PRODUCT, operation="matmul", dispatched=False)
+        self.compiler = fake_compiler.take_workers(patch)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: driver.capturing)
         patch.setattr(native_build, "possible", lambda: True)
         self.cached: set[object] = set()
         patch.setattr(step, "compiled_before", self._compiled_before)
-        self.a = torch.empty(256, 512, dtype=torch.bfloat16, **grad)
-        self.b = torch.empty(512, 768, dtype=torch.bfloat16)
-        c = torch.empty(256, 768, dtype=torch.bfloat16)
-        problem = Request().problem(self.a, self.b, c)
+        problem = PRODUCT.problem(a, b, self.made)
         selection = select(problem, HOPPER)
         others = [x for x in ranked(problem, HOPPER) if x[1].algorithm != selection.algorithm]
-        self.first_calls, self.fast = background.FirstCalls(HOPPER), fast_path.FastPath()
-        self.plan = plan.GemmPlan(problem, selection, self.a.device, self.first_calls)
+        self.first_calls = background.FirstCalls(HOPPER)
+        self.own = plan.GemmPlan(problem, selection, a.device, self.first_calls)
         for _, other in others:
             available().add(HOPPER, problem, Selection.of(other, ""))
             if available().nearest(problem, selection, HOPPER) is not None:
                 break
-        key, _ = self.take()
-        self.plan.run(self.a, self.b, c)
-        self.fast.keep(key, fast_path.known(self.plan, c, (self.a, self.a), (self.b, self.b)))
+        (key, _), c = self.fast.take(**self.given()), self.made
+        self.own.run(a, b, c)
+        self.fast.keep(key, fast_path.known(self.own, c, (a, a), (b, b)))
 
     def _compiled_before(self, launch: Any, operands: Any, scalars: Any) -> Any:
         there = binaries.identity(launch, operands) in self.cached
         return step.compiled(launch, operands, scalars) if there else None
 
-    def take(self) -> tuple[Any, torch.Tensor | None]:
-        return self.fast.take("matmul", self.a, self.b, (), PRODUCT)
-
     def call(self) -> tuple[str, int]:
         """Who launches a call, and which of the loaded kernels."""
         self.driver.seen.clear(), self.driver.by_python.clear()
-        assert self.take()[1] is not None
+        assert self.take() is not None
         [seen] = self.driver.seen or self.driver.by_python
         return "C++" if self.driver.seen else "Python", seen.function
 
@@ -86,7 +84,7 @@ def test_a_stand_in_is_launched_by_cpp_until_its_kernel_is_compiled(waiting: Wai
     assert [waiting.call() for _ in range(5)] == [("C++", STAND_IN)] * 5
     assert (wanted.by_python, wanted.by_cpp.value) == (2, 5) and wanted.calls == 7
     waiting.end()
-    assert waiting.call() == ("Python", OWN) and waiting.plan.compiled
+    assert waiting.call() == ("Python", OWN) and waiting.own.compiled
     assert [waiting.call() for _ in range(2)] == [("C++", OWN)] * 2 and wanted.calls == 7
 
 
@@ -114,17 +112,12 @@ def test_python_decides_again(waiting: Waiting, why: str) -> None:
     """Where the plan's own kernel must run, or can."""
     waiting.call()
     assert waiting.call() == ("C++", STAND_IN)
-    if why == "captured":
-        waiting.driver.capturing = True
-        assert waiting.call() == ("Python", OWN)
-    elif why == "held":
-        with background.held():
-            assert waiting.call() == ("Python", OWN)
-    elif why == "no workers":
+    waiting.driver.capturing = why == "captured"
+    if why == "no workers":
         background._give_up(LostError("no processes"))
-        assert waiting.call() == ("Python", OWN)
-    else:
-        waiting.plan.compile()
+    elif why == "compiled by another call":
+        waiting.own.compile()
+    with background.held() if why == "held" else nullcontext():
         assert waiting.call() == ("Python", OWN)
     waiting.driver.capturing = False
     assert waiting.call() == ("C++", OWN)
@@ -137,12 +130,12 @@ def test_a_change_meanwhile_keeps_no_stand_in(waiting: Waiting, monkeypatch: pyt
     def meanwhile(made: plan.GemmPlan, *arguments: Any) -> Any:
         entry = entry_of(made, *arguments)
         if made is waiting.stand_in:
-            waiting.plan.compile()
+            waiting.own.compile()
             assert waiting.call()[1] == OWN
         return entry
 
     monkeypatch.setattr(native, "entry_of", meanwhile)
-    assert waiting.take()[1] is not None
+    assert waiting.take() is not None
     assert waiting.call() == ("Python", OWN) and waiting.call() == ("C++", OWN)
 
 
@@ -163,11 +156,11 @@ def test_with_gradients(driver: fake_driver.Driver, monkeypatch: pytest.MonkeyPa
     waiting.driver.by_python.clear()
     for _ in range(2):
         waiting.take()
-    c = waiting.take()[1]
+    c = waiting.take()
     assert c is not None and c.grad_fn is not None and not waiting.driver.by_python
     assert [x.function for x in waiting.driver.seen] == [STAND_IN] * len(waiting.driver.seen) != []
     stand_ins.change()
-    assert waiting.take()[1] is None
+    assert waiting.take() is None
 
 
 THREADS = """

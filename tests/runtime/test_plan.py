@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from triton_gemm.hardware.device import INTERPRETER
 from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import GemmProblem, Layout, Request
 from triton_gemm.runtime import plan, step
-from triton_gemm.selection.select import remembered, select
+from triton_gemm.selection.select import select
 
 HALF = torch.float16
 
@@ -149,29 +148,18 @@ def key_of(a: Any, b: Any, c: Any, bias: Any = None, axis: str = "n", **how: Any
     return plan.key_of(Request(**how, bias=axis), a, b, c, (bias,))
 
 
-def test_what_matters_has_a_plan_of_its_own() -> None:
-    keys = {name: key_of(**{**BASE, **change}) for name, change in {"base": {}, **OTHERS}.items()}
-    by_key: dict[Any, list[str]] = {}
-    for name, key in keys.items():
-        by_key.setdefault(key, []).append(name)
-    assert [names for names in by_key.values() if len(names) > 1] == []
+@pytest.mark.parametrize("made", [{}, {"c": None}], ids=["into c", "c is made"])
+def test_what_matters_has_a_plan_of_its_own(made: dict[str, Any]) -> None:
+    names_of: dict[Any, list[str]] = {}
+    for name, change in {"base": {}, **OTHERS}.items():
+        if not made or change.keys() != {"c"}:
+            names_of.setdefault(key_of(**{**BASE, **change, **made}), []).append(name)
+    assert [names for names in names_of.values() if len(names) > 1] == [] and len(names_of) > 20
 
 
-def test_what_matters_does_so_where_the_call_makes_c() -> None:
-    changes = {name: {**BASE, **change, "c": None} for name, change in OTHERS.items() if "c" not in change}
-    changes |= {name: {**BASE, **OTHERS[name], "c": None} for name in ("dtype", "device")}
-    keys = [key_of(**change) for change in (dict(BASE, c=None), *changes.values())]
-    assert len(set(keys)) == len(keys) > 20
-
-
-@pytest.mark.parametrize(
-    ("name", "base"),
-    [
-        *(pytest.param(name, BASE, id=f"{name}, into c") for name in "abc"),
-        *(pytest.param(name, {**BASE, "c": None}, id=f"{name}, c is made") for name in "ab"),
-    ],
-)
-def test_alignment_is_that_of_16_bytes(name: str, base: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", ["a into c", "b into c", "c into c", "a, c is made", "b, c is made"])
+def test_alignment_is_that_of_16_bytes(case: str) -> None:
+    name, base = case[0], {**BASE, "c": None} if "made" in case else BASE
     kept = {"a": A, "b": B, "c": C}[name]
     keys = {offset: key_of(**{**base, name: operand(*kept, 1024 + offset)}) for offset in (0, 1, 2, 4, 8, 12, 16, 32)}
     assert keys[0] == keys[16] == keys[32] and keys[1] == keys[2] == keys[4] == keys[8] == keys[12] != keys[0]
@@ -184,13 +172,9 @@ def test_another_batch_has_a_plan_of_its_own() -> None:
         assert key_of(a, b, one) != key_of(a, b, other)
 
 
-def test_addresses_share_a_plan() -> None:
-    moved = {"a": operand(*A, 2048), "b": operand(*B, 4096), "c": operand(*C, 16)}
-    assert key_of(**moved) == key_of(**BASE)
-
-
-def test_factors_share_a_plan() -> None:
-    """Their values are read at the launch; of 0 there is nothing to read."""
+def test_addresses_and_factors_share_a_plan() -> None:
+    """They are read at the launch; of a factor of 0 there is nothing to read."""
+    assert key_of(operand(*A, 2048), operand(*B, 4096), operand(*C, 16)) == key_of(**BASE)
     assert key_of(**BASE, alpha=0.5) == key_of(**BASE) == key_of(**BASE, alpha=2)
     assert key_of(**BASE, beta=0.5) == key_of(**BASE, beta=1) == key_of(**BASE, alpha=-1, beta=float("nan"))
 
@@ -238,10 +222,6 @@ def test_plans_are_found_again_and_few_are_kept(few: None) -> None:
     assert len(plan.PLANS) == plan.MAX_PLANS
 
 
-def test_selections_are_bounded() -> None:
-    assert remembered.cache_info().maxsize == plan.MAX_PLANS
-
-
 def plan_without_a_gpu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> plan.GemmPlan:
     problem = GemmProblem.of(a, b, c)
     chosen = select(problem, INTERPRETER)
@@ -279,12 +259,9 @@ def hand_over(frame: FrameType, event: str, _: object) -> Any:
 @pytest.mark.parametrize("what", ["plans", "keys", "fast"])
 def test_threads_may_fill_a_full_cache(what: str, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each drops the oldest entry while others do so."""
-    monkeypatch.setattr(plan, "current_device", lambda: 0)
-    monkeypatch.setattr(plan, "current_stream", lambda _: 0)
-    monkeypatch.setattr(plan, "ensure_context", lambda _: None)
-    monkeypatch.setattr(plan, "_new_plan", lambda *_: object())
+    fake_driver.launch_on_device_0(monkeypatch)
+    replace_all(monkeypatch, plan, _new_plan=lambda *_: object(), multiply=lambda *how: plan.plan_for(*how))
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    monkeypatch.setattr(plan, "multiply", lambda a, b, c, *how: plan.plan_for(a, b, c, *how))
     monkeypatch.setattr(api.rules, "computable", lambda *_, **__: None)
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     made = plan_without_a_gpu(a, b, c)
@@ -324,37 +301,17 @@ def test_threads_with_the_same_new_problem_share_one_plan(few: None, monkeypatch
     at_once(*16 * [lambda: found.append(plan_of(5))])
     assert len(made) == 1 and found == 16 * made
 
-    one_of_them, compiled = step_without_a_gpu(monkeypatch), []
+    fake_driver.take_driver(monkeypatch)
+    launch, compiled = Launch(None, (1, 1, 1), {}, {}), []
+    one_of_them = step.Step(launch, ())
 
     def compile_slowly(*_: object) -> None:
         time.sleep(0.05)
         compiled.append(threading.get_ident())
 
-    monkeypatch.setattr(step, "compiled", compile_slowly)
+    replace_all(monkeypatch, step, compiled=compile_slowly, machine_code=lambda _: fake_driver.made_up(launch))
     at_once(*16 * [lambda: one_of_them.compile({})])
     assert len(compiled) == 1 and one_of_them.call is not None
-
-
-def step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> step.Step:
-    """Of a launch without arguments."""
-    fake_driver.take_driver(monkeypatch)
-    launch = Launch(None, (1, 1, 1), {}, {})
-    monkeypatch.setattr(step, "machine_code", lambda _: fake_driver.made_up(launch))
-    return step.Step(launch, ())
-
-
-def test_a_failed_compilation_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And leaves no lock that the next thread would wait for."""
-    made = step_without_a_gpu(monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(step, "compiled", Mock(side_effect=RuntimeError("PassManager::run failed")))
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="PassManager"):
-                made.compile({})
-    assert made.call is None
-    monkeypatch.setattr(step, "compiled", lambda *_: None)
-    at_once(lambda: made.compile({}))
-    assert made.call is not None
 
 
 # --- The memory that operands span ---

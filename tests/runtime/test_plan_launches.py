@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 import triton
 
+from tests.runtime.test_plan import half
 from tests.support import fake_driver
 from tests.support.patches import replace_all
+from tests.support.table_fakes import HOPPER
 from tests.support.threads import at_once
 from triton_gemm.hardware import driver as hardware_driver
 from triton_gemm.hardware.device import INTERPRETER, device_of_capability
@@ -22,12 +23,6 @@ from triton_gemm.kernels.launch import Launch
 from triton_gemm.problem import PRODUCT, GemmProblem, Request
 from triton_gemm.runtime import binaries, interpreted_plan, plan, step
 from triton_gemm.selection.select import launches, select
-
-HALF = torch.float16
-
-
-def half(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=HALF)
 
 
 class FakeDriver:
@@ -40,14 +35,12 @@ class FakeDriver:
         self.contexts: list[int] = []
         self.device, self.requested = 0, 0
         self.memory = [torch.empty(4), torch.zeros(4, dtype=torch.int32)]
-        monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
-        monkeypatch.setattr(plan, "current_device", lambda: self.device)
-        monkeypatch.setattr(plan, "current_stream", lambda index: 70 + index)
+        replace_all(monkeypatch, plan, device_info=lambda _: HOPPER, workspace=self.workspace)
+        replace_all(monkeypatch, plan, current_device=lambda: self.device, current_stream=lambda index: 70 + index)
         monkeypatch.setattr(plan, "ensure_context", self.contexts.append)
         monkeypatch.setattr(step.kits, "code_of", lambda *_: None)
         replace_all(monkeypatch, step, compiled=self.compile, machine_code=lambda launch: launch)
         monkeypatch.setattr(step.Step, "_load", lambda made, launch: self.load(made, launch))
-        monkeypatch.setattr(plan, "workspace", self.workspace)
         monkeypatch.setattr(torch.cuda, "device", self.on_device)
 
     def compile(self, launch: Launch, operands: dict[str, torch.Tensor], scalars: dict[str, float]) -> Launch:
@@ -89,7 +82,7 @@ class Planned:
         shapes = {"a": (M, K), "b": (K, N), "c": (M, N), **({"bias": (N,)} if request.bias else {})}
         self.operands = {operand: torch.empty(shape, dtype=self.dtype) for operand, shape in shapes.items()}
         problem = request.problem(*(self.operands[operand] for operand in "abc"))
-        selection = select(problem, device_of_capability((9, 0)))
+        selection = select(problem, HOPPER)
         self.plan = plan.GemmPlan(problem, selection, torch.device("cpu"))
         self.expected = [launch.programmatic() for launch in launches(problem, selection)]
         shares = any(launch.counters for launch in self.expected)
@@ -112,24 +105,18 @@ class Planned:
             assert {name: operands[name].dtype for name in dtypes} == dtypes
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", LAUNCHED)
-def test_a_plan_compiles_each_launch_at_its_first_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_compiles_each_launch_once(name: str, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its first call, or ahead, for aligned operands that do not exist."""
     made = Planned(name, monkeypatch)
+    for _ in range(2 * ahead):  # by two threads
+        made.plan.compile()
+        assert {*made.driver.contexts} == {0} and not made.driver.launched
     for _ in range(2):
         made.run()
         made.assert_compiled()
-
-
-@pytest.mark.parametrize("name", LAUNCHED)
-def test_a_plan_that_was_compiled_ahead_compiles_nothing_at_a_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was for aligned operands that do not exist."""
-    made = Planned(name, monkeypatch)
-    made.plan.compile()
-    assert made.driver.contexts == [0] and not made.driver.launched
-    made.plan.compile()  # by another thread
-    made.run()
-    made.assert_compiled()
-    for _, operands, scalars in made.driver.compiled:
+    for _, operands, scalars in made.driver.compiled * ahead:
         assert scalars == {"alpha": 1.0, "beta": 0.0}
         assert all(x.data_ptr() % 16 == 0 and x.is_meta for x in operands.values())
 
@@ -172,7 +159,7 @@ def test_a_plan_launches_on_the_stream_of_its_own_device(monkeypatch: pytest.Mon
     driver = FakeDriver(monkeypatch)
     a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
     problem = GemmProblem.of(a, b, c)
-    made = plan.GemmPlan(problem, select(problem, device_of_capability((9, 0))), torch.device("cuda", 1))
+    made = plan.GemmPlan(problem, select(problem, HOPPER), torch.device("cuda", 1))
     made.run(a, b, c)
     assert [stream for _, stream, _ in driver.launched] == [71] and set(driver.contexts) == {1} and driver.device == 0
     contexts = len(driver.contexts)
@@ -212,19 +199,9 @@ def test_before_hopper_nothing_is_launched_programmatically() -> None:
 
 
 def test_a_selection_is_that_of_the_operands_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "device_info", lambda _: device_of_capability((9, 0)))
+    monkeypatch.setattr(plan, "device_info", lambda _: HOPPER)
     a, b, c = half(4096, 512), half(512, 2048), half(4096, 2048)
-    assert plan.selection_of(a, b, c) == select(GemmProblem.of(a, b, c), device_of_capability((9, 0)))
-
-
-def test_what_is_compiled_for_is_aligned_or_is_not() -> None:
-    for dtype in (torch.int8, HALF, torch.float32, torch.float64):
-        for aligned in (True, False):
-            a = torch.empty(65, dtype=dtype)[0 if aligned else 1 :][:64].view(8, 8)
-            x = binaries.operands_of(
-                GemmProblem.of(a, torch.empty(8, 8, dtype=dtype), torch.empty(8, 8, dtype=dtype)), []
-            )["a"]
-            assert x.dtype is dtype and (x.data_ptr() % 16 == 0) == aligned
+    assert plan.selection_of(a, b, c) == select(GemmProblem.of(a, b, c), HOPPER)
 
 
 # --- Loading ---
@@ -262,15 +239,6 @@ def test_threads_load_machine_code_once(loaded: list[tuple[Any, ...]]) -> None:
     """Each with a context: it may launch next."""
     assert at_once(*16 * [lambda: step.function_of(MADE, 1)]) == 16 * [200]
     assert [x for x in loaded if x[0] == "load"] == [("load", b"every", "made_up", 1024)]
-
-
-def test_what_could_not_be_loaded_is_loaded_by_the_next(
-    loaded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cuModuleLoadData failed"):
-        patch.setattr(hardware_driver, "load", Mock(side_effect=RuntimeError("cuModuleLoadData failed")))
-        step.function_of(MADE, 0)
-    assert at_once(lambda: step.function_of(MADE, 0)) == [200]
 
 
 def test_hooks_on_loads_are_called_around_each(loaded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

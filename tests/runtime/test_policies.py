@@ -20,7 +20,6 @@ from tests.support.plan_fakes import FakePlan, take_plans_away
 from tests.support.table_fakes import HOPPER, another, problem_of, store
 from tests.support.threads import at_once
 from triton_gemm import tables
-from triton_gemm.functional import api, fast_path
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem, Request
 from triton_gemm.runtime import plan, policies
@@ -32,7 +31,7 @@ from triton_gemm.selection.select import Selection, select
 
 BF16 = torch.bfloat16
 
-pytestmark = pytest.mark.usefixtures("default_policy")
+pytestmark = pytest.mark.usefixtures("default_policy", "folder")
 
 
 def of(selection: Selection) -> tuple[object, ...]:
@@ -42,7 +41,7 @@ def of(selection: Selection) -> tuple[object, ...]:
 # --- Who chooses ---
 
 
-def test_a_table_goes_before_the_model_unless_the_model_is_asked(folder: Path) -> None:
+def test_a_table_goes_before_the_model_unless_the_model_is_asked() -> None:
     known, unknown = problem_of(), problem_of(M=1024)
     store(known)
     assert policies.current_policy() == Policy("cached", "same")
@@ -56,9 +55,7 @@ def test_a_table_goes_before_the_model_unless_the_model_is_asked(folder: Path) -
             choose(unknown, HOPPER)
 
 
-def test_an_entry_of_other_bits_than_the_models_choice_is_left_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_of_other_bits_than_the_models_choice_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one is that was tuned before the model changed; the model is only asked where there is an entry."""
     problem, unknown = problem_of(), problem_of(M=1024)
     other = another(problem, bits=False)
@@ -165,13 +162,10 @@ def test_a_block_around_a_yield_counts_in_the_context_of_its_first_step(block: A
     assert policies.current_policy() == Policy()
 
 
-def test_explain_says_who_chose(folder: Path) -> None:
+def test_explain_says_who_chose() -> None:
     sizes = {"M": 512, "N": 1024, "K": 2048, "dtype": BF16, "device": "sm_90"}
     assert str(triton_gemm.explain(**sizes)).endswith("; chosen by the model, policy cached")
-    problem = GemmProblem.of(
-        *(torch.empty(s, dtype=BF16, device="meta") for s in ((512, 2048), (2048, 1024), (512, 1024)))
-    )
-    store(problem)
+    store(problem := problem_of())
     answer = triton_gemm.explain(**sizes)
     assert (answer.source, answer.policy) == ("user's table", "cached") and answer.config == another(problem).config
     assert "1 us measured on" in str(answer) and str(answer).endswith("; chosen by the user's table, policy cached")
@@ -197,13 +191,12 @@ class Tuner:
         return another(problem)
 
 
-def test_a_tuner_is_asked_for_what_no_table_has(folder: Path) -> None:
+def test_a_tuner_is_asked_for_what_no_table_has() -> None:
     known, unknown, tuner = problem_of(), problem_of(M=1024), Tuner()
     store(known)
     with triton_gemm.policy("tune"):
-        with pytest.raises(
-            RuntimeError, match='1024 x 1024 x 2048 in bfloat16, the policy is "tune", and there is no tu'
-        ):
+        words = '1024 x 1024 x 2048 in bfloat16, the policy is "tune", and there is no tuner'
+        with pytest.raises(RuntimeError, match=words):
             choose(unknown, HOPPER, may_tune=True)
         policies.set_tuner(tuner)
         assert choose(known, HOPPER, may_tune=True).source == "user's table" and tuner.requests == []
@@ -213,9 +206,7 @@ def test_a_tuner_is_asked_for_what_no_table_has(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["a capture", "a compiler", "a mode", "the interpreter"])
-def test_nothing_is_timed_where_launches_are_recorded(
-    where: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_timed_where_launches_are_recorded(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policies.set_tuner(lambda *_: pytest.fail("it was asked"))
     store(problem_of())
     context: Any = triton_gemm.policy("tune")
@@ -245,7 +236,7 @@ def operands(M: int = 512, N: int = 1024, K: int = 2048) -> tuple[torch.Tensor, 
     return torch.ones(M, K, dtype=BF16), torch.ones(K, N, dtype=BF16)
 
 
-def test_no_plan_is_served_that_was_chosen_otherwise(folder: Path, planned: list[FakePlan], tmp_path: Path) -> None:
+def test_no_plan_is_served_that_was_chosen_otherwise(planned: list[FakePlan], tmp_path: Path) -> None:
     a, b = operands()
 
     def source() -> str:
@@ -274,20 +265,7 @@ def test_no_plan_is_served_that_was_chosen_otherwise(folder: Path, planned: list
     assert source() == "user's table"
 
 
-def test_the_fast_path_has_the_policy_in_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    a, b = operands(8, 8, 8)
-    keys = [api._fast.take("matmul", a, b, (), Request())[0]]
-    for name in policies.NAMES:
-        with triton_gemm.policy(name):
-            keys.append(api._fast.take("matmul", a, b, (), Request())[0])
-    triton_gemm.set_policy("model")
-    keys.append(api._fast.take("matmul", a, b, (), Request())[0])
-    assert None not in keys and len(set(keys)) == len(keys)
-    assert keys[-1] == api._fast.take("matmul", a, b, (), Request())[0]
-
-
-def test_a_tuner_may_multiply(folder: Path, planned: list[FakePlan]) -> None:
+def test_a_tuner_may_multiply(planned: list[FakePlan]) -> None:
     """While its own product is planned, under the lock of all planning; others wait for it and do not tune too."""
     requested: list[GemmProblem] = []
 
@@ -303,9 +281,7 @@ def test_a_tuner_may_multiply(folder: Path, planned: list[FakePlan]) -> None:
     assert sorted((made.problem.M, made.selection.source) for made in planned) == [(16, "model"), (512, "tuner")]
 
 
-def test_what_is_chosen_while_a_graph_is_captured_is_not_kept(
-    folder: Path, planned: list[FakePlan], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_chosen_while_a_graph_is_captured_is_not_kept(planned: list[FakePlan], monkeypatch: Any) -> None:
     policies.set_tuner(Tuner())
     triton_gemm.set_policy("tune")
     with monkeypatch.context() as capturing:
@@ -316,9 +292,7 @@ def test_what_is_chosen_while_a_graph_is_captured_is_not_kept(
     assert [made.selection.source for made in planned] == ["model", "tuner"]
 
 
-def test_a_compiled_call_asks_for_the_sizes_that_it_runs(
-    folder: Path, planned: list[FakePlan], monkeypatch: Any
-) -> None:
+def test_a_compiled_call_asks_for_the_sizes_that_it_runs(planned: list[FakePlan]) -> None:
     """One graph for any M, and every M has its own entry, by the policy under which it runs."""
     policies.set_tuner(lambda *_: pytest.fail("it was asked while a compiler traced"))
     compiled = torch.compile(lambda a, b: triton_gemm.matmul(a, b) + 1, fullgraph=True, backend="eager", dynamic=True)
@@ -363,7 +337,7 @@ def test_entries_of_another_class_are_left_out(folder: Path, tmp_path: Path, mon
     assert choose(problem, HOPPER, invariant=True).source == "shipped table"
 
 
-def test_a_tuner_is_held_to_the_class(folder: Path) -> None:
+def test_a_tuner_is_held_to_the_class() -> None:
     problem, answers = problem_of(16, 576, 7168), []
     best = batch_invariance.select(problem, HOPPER)
 

@@ -21,7 +21,8 @@ import torch
 from triton.runtime.jit import JITCallable
 
 import triton_gemm
-from tests.support.processes import printed
+from tests.support.patches import replace_all
+from tests.support.processes import printed, soon
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.hardware.device import DeviceInfo, device_of_capability
@@ -47,9 +48,7 @@ from triton_gemm.runtime.step import Step
 from tests.runtime import test_precompile
 
 found = {}
-problems = test_precompile.PROBLEMS
-for change in sys.argv[1:]:
-    problems = [test_precompile.BEYOND]
+problems = [test_precompile.BEYOND] if sys.argv[1:] else test_precompile.PROBLEMS
 with (
     mock.patch.object(plan, "device_info", lambda device: HOPPER),
     mock.patch.object(Step, "_load", lambda *_: None),
@@ -91,11 +90,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(cache: Path) -> precompile.Precompiled:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_LIBCUDA_PATH", str(cache / "driver"))  # as an image says where its driver will be
-        compat.building.nvidia.libcuda_dirs.cache_clear()
-        try:
-            return precompile.precompile(PROBLEMS, [HOPPER], cache=cache)
-        finally:
-            compat.building.nvidia.libcuda_dirs.cache_clear()
+        patch.setattr(compat.building.nvidia, "libcuda_dirs", compat.building.nvidia.libcuda_dirs.__wrapped__)
+        return precompile.precompile(PROBLEMS, [HOPPER], cache=cache)
 
 
 def test_a_plan_finds_in_the_cache_what_was_compiled_ahead(cache: Path, made: precompile.Precompiled) -> None:
@@ -164,14 +160,9 @@ def test_other_selections_are_compiled_as_well(cache: Path, made: precompile.Pre
     problem = PROBLEMS[0]
     candidate = next(candidate for _, candidate in ranked(problem, HOPPER) if candidate.algorithm.kernel == "portable")
     other = Selection.of(candidate, "", "tuner")
-    requested = []
-
-    def also(*of: object) -> list[Selection]:
-        requested.append(of)
-        return [select(problem, HOPPER), other]
-
+    also = Mock(return_value=[select(problem, HOPPER), other])
     again = precompile.precompile([problem], [HOPPER], cache=cache, also=also)
-    assert requested == [(problem, HOPPER)]
+    also.assert_called_once_with(problem, HOPPER)
     assert again.compiled == 1 and again.failures == ()
 
 
@@ -195,11 +186,8 @@ def test_the_driver_module_needs_no_compiler_where_it_was_built(cache: Path, mad
 def test_why_there_is_no_driver_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
     monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
-    compat.building.nvidia.libcuda_dirs.cache_clear()
-    try:
-        assert "no-compiler" in str(compat.build_driver_module(cache=tmp_path))
-    finally:
-        compat.building.nvidia.libcuda_dirs.cache_clear()
+    monkeypatch.setattr(compat.building.nvidia, "libcuda_dirs", compat.building.nvidia.libcuda_dirs.__wrapped__)
+    assert "no-compiler" in str(compat.build_driver_module(cache=tmp_path))
     monkeypatch.delenv("CC")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert compat.build_driver_module() == "there is no C compiler: set CC, or install gcc"
@@ -240,50 +228,37 @@ def test_what_fails_while_others_compile_is_compiled_again_by_itself(
     again = Crowded()
     monkeypatch.setattr(compat.JITFunction, "warmup", again.warmup)
     compiler = Compiler(
-        lambda job: compiled(jobs[job], binaries.operands_of(job, [jobs[job]]), binaries.SCALARS),
-        threads=4,
+        lambda job: compiled(jobs[job], binaries.operands_of(job, [jobs[job]]), binaries.SCALARS), threads=4
     )
     compiler.add(problems)
-    while not all(map(compiler.done, problems)):
-        compiler.pause(0.1)
+    assert soon(lambda: all(map(compiler.done, problems)), 60)
     compiler.close()
     assert [compiler.failure(problem) for problem in problems] == 4 * [None] and again.calls > len(problems)
 
 
 def test_what_fails_by_itself_has_failed() -> None:
-    compiling, calls = compat.Compiling(), []
-
-    def fails() -> None:
-        calls.append(0)
-        raise ValueError
-
+    compiling, fails = compat.Compiling(), Mock(side_effect=ValueError)
     for _ in range(2):
         with pytest.raises(ValueError):
             compiling(fails)
-    assert len(calls) == 2
+    assert fails.call_count == 2
 
 
 def test_a_compiler_that_hangs_keeps_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat.Compiling, "PATIENCE_S", 0.05)
-    compiling, begun, stop, calls = compat.Compiling(), threading.Event(), threading.Event(), []
+    compiling, begun, stop = compat.Compiling(), threading.Event(), threading.Event()
     hanging = threading.Thread(target=compiling, args=(lambda: (begun.set(), stop.wait(30)),))
     hanging.start()
     begun.wait(5)
-
-    def fails_once() -> int:
-        calls.append(0)
-        if len(calls) == 1:
-            raise ValueError
-        return len(calls)
-
+    fails_once = Mock(side_effect=[ValueError, 2])
     assert compiling(fails_once) == 2 and compiling(lambda: 5) == 5
     stop.set()
     hanging.join()
 
 
 def test_it_says_what_it_could_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(precompile, "compiled", Mock(side_effect=ValueError("ptxas\ndied")))
-    monkeypatch.setattr(precompile, "build_driver_module", lambda *_: None)
+    fails = Mock(side_effect=ValueError("ptxas\ndied"))
+    replace_all(monkeypatch, precompile, compiled=fails, build_driver_module=lambda *_: None)
     made = precompile.precompile([problem_of()], [device_of_capability((7, 5)), HOPPER], cache=tmp_path)
     assert made.kernels == 0 and len(made.failures) == 2
     assert "needs compute capability 8.0" in made.failures[0]
@@ -296,9 +271,8 @@ def test_what_cannot_be_described_is_one_failure(monkeypatch: pytest.MonkeyPatch
             raise KeyError(64)
         return launches(problem, selection)
 
-    monkeypatch.setattr(precompile, "launches_on", describe)
-    monkeypatch.setattr(precompile, "compiled", lambda *_: None)
-    monkeypatch.setattr(precompile, "build_driver_module", lambda *_: None)
+    replace_all(monkeypatch, precompile, launches_on=describe)
+    replace_all(monkeypatch, precompile, compiled=lambda *_: None, build_driver_module=lambda *_: None)
     done: list[tuple[int, int]] = []
     problems = [problem_of(64), problem_of()]
     made = precompile.precompile(problems, [HOPPER], cache=tmp_path, progress=lambda *how: done.append(how))
@@ -318,13 +292,3 @@ def test_an_interruption_ends_it_soon(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(KeyboardInterrupt):
         precompile.precompile(PROBLEMS, [HOPPER], cache=tmp_path, workers=1, progress=interrupt)
     assert len(begun) < 4
-
-
-def test_the_active_driver_is_the_one_of_before() -> None:
-    import triton
-
-    before = triton.runtime.driver._active
-    with pytest.raises(KeyError), compat.compiling_for((9, 0)):
-        assert triton.runtime.driver.active.get_current_target().arch == 90
-        raise KeyError
-    assert triton.runtime.driver._active is before

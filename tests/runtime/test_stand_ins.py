@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.fake_compiler import ROWS, SPLIT, Gpu, K, N, available, call, operands, own, own_jobs, planned
+from tests.support.fake_compiler import ROWS, Gpu, K, N, available, call, operands, own, own_jobs, planned
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
-from triton_gemm.hardware.device_model import model_of
 from triton_gemm.kernels.candidate import Candidate
+from triton_gemm.learning.candidates import predicted_us
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import background, binaries, kits, plan, stand_ins
 from triton_gemm.selection.bit_classes import bit_class
-from triton_gemm.selection.select import Selection, given, illegal, predicted
+from triton_gemm.selection.select import Selection, given, illegal
 
 
 def test_what_stands_in_gives_the_same_bits(gpu: Gpu) -> None:
@@ -35,24 +36,12 @@ def test_what_stands_in_gives_the_same_bits(gpu: Gpu) -> None:
     assert pairs > 20
 
 
-def test_a_class_that_nothing_loaded_gives_waits(gpu: Gpu) -> None:
-    call(planned(ROWS[0]))
-    cut = planned(*SPLIT)
-    assert "parts" in bit_class(cut.problem, cut.selection)
-    gpu.ran.clear()
-    call(cut)
-    assert gpu.ran == own(cut) and gpu.waited[1:] == own(cut) and not gpu.compiler.jobs
-
-
 def test_what_is_much_slower_does_not_stand_in(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Than 1.5 times and 5 ms; of less time than that a wait for the compiler would lose more."""
     call(planned(ROWS[0]))
     second = planned(ROWS[3])
     other = available().nearest(second.problem, second.selection, HOPPER)
-    times = [
-        predicted(x.problem, Candidate(given(x.problem, selection.algorithm), selection.algorithm), model_of(HOPPER))
-        for x, selection in ((second, second.selection), (second, other))
-    ]
+    times = [predicted_us(second.problem, HOPPER, x) for x in (second.selection, other)]
     monkeypatch.setattr(stand_ins, "LOST_US", 0.0)
     for slower, stands_in in ((times[1] / times[0] * 1.001, True), (times[1] / times[0] * 0.999, False)):
         monkeypatch.setattr(stand_ins, "SLOWER", slower)
@@ -66,16 +55,13 @@ def test_of_all_that_is_loaded_the_fastest_stands_in(gpu: Gpu) -> None:
     gpu.end()
     for M in ROWS[:3]:
         call(planned(M))
-    made = planned(ROWS[3])
+    made, alone = planned(ROWS[3]), []
     call(made)
-    times = {}
     for M in ROWS[:3]:
         one = stand_ins.Available()
         one.add(HOPPER, planned(M).problem, planned(M).selection)
-        selection = one.nearest(made.problem, made.selection, HOPPER)
-        candidate = Candidate(given(made.problem, selection.algorithm), selection.algorithm)
-        times[predicted(made.problem, candidate, model_of(HOPPER))] = selection
-    assert made.first_calls.stand_in.selection == times[min(times)]
+        alone.append(one.nearest(made.problem, made.selection, HOPPER))
+    assert made.first_calls.stand_in.selection == min(alone, key=lambda x: predicted_us(made.problem, HOPPER, x))
 
 
 def test_a_faster_stand_in_is_taken_when_there_is_one(gpu: Gpu) -> None:
@@ -111,8 +97,7 @@ def test_a_batch_invariant_product_stands_in_within_its_class(gpu: Gpu) -> None:
 
 def kit_of(patch: pytest.MonkeyPatch, *held: object, others: tuple[str, ...] = ()) -> None:
     """A kit of these binaries is used, which the installed Triton compiled, or another version."""
-    patch.setattr(kits, "made", lambda _: [] if others else ["a kit"])
-    patch.setattr(kits, "others", lambda _: [*others])
+    replace_all(patch, kits, made=lambda _: [] if others else ["a kit"], others=lambda _: [*others])
     patch.setattr(kits, "holds", lambda problem, device, x: {*held}.issuperset(binaries.identities(device, problem, x)))
 
 

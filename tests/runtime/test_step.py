@@ -38,8 +38,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> fake_driver.Driver:
     return fake_driver.take_driver(monkeypatch)
 
 
-def launch_of(arguments: dict[str, Any], grid: tuple[int, int, int] = (6, 4, 2), cluster: int = 1) -> Launch:
-    return Launch(None, grid, arguments, {}, cluster=cluster)
+def launch_of(arguments: dict[str, Any]) -> Launch:
+    return Launch(None, (6, 4, 2), arguments, {})
 
 
 def size_of(kind: str) -> int:
@@ -124,6 +124,7 @@ def test_parameters_are_packed_one_after_another(driver: fake_driver.Driver) -> 
     found = step.parameters_of(MADE, LAUNCH, {"a": 0, "b": 1, "c": 2})
     kinds = types_of(MADE, LAUNCH)
     assert list(found.types) == kinds and len(found.offsets) == len(kinds)
+    assert found.sizes == [size_of(x) for x in kinds]
     ends = (*found.offsets[1:], len(found.packed))
     for kind, begin, end in zip(kinds, found.offsets, ends, strict=True):
         assert begin % size_of(kind) == 0 and begin + size_of(kind) <= end
@@ -133,25 +134,6 @@ def test_parameters_are_packed_one_after_another(driver: fake_driver.Driver) -> 
     place = kinds.index("*bf16")
     assert expected[place] == step.ANY_ADDRESS  # of `b` as a pointer
     assert shown == [*expected[:place], 0, *expected[place + 1 :]]
-
-
-def test_it_is_known_where_a_call_s_values_go(driver: fake_driver.Driver) -> None:
-    found = step.parameters_of(MADE, LAUNCH, {"a": 4, "b": 5, "c": 7})
-    at = [(kind, found.types[found.offsets.index(offset)], of) for kind, offset, of in (
-        *(("address", *x) for x in found.addresses),
-        *(("map", *x) for x in found.maps),
-        *(("alpha", *x) for x in found.alphas),
-        *(("beta", *x) for x in found.betas),
-    )]  # fmt: skip
-    addresses = [("address", "*fp32", 7), ("address", "*bf16", 5)]
-    maps = [("map", "nvTmaDesc", 4), ("map", "nvTmaDesc", 5)]
-    assert at == [*addresses, *maps, ("alpha", "fp32", 4), ("alpha", "fp64", 8), ("beta", "f32", 4)]
-    assert [offset for offset, _ in found.maps] == sorted({offset for offset, _ in found.maps})
-
-
-def test_parameters_have_the_sizes_of_their_types(driver: fake_driver.Driver) -> None:
-    found = step.parameters_of(MADE, LAUNCH, {"a": 0, "b": 1, "c": 2})
-    assert found.sizes == [size_of(x) for x in found.types]
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16", "i128", "tuple"])
@@ -230,19 +212,17 @@ def test_threads_share_a_step(driver: fake_driver.Driver) -> None:
     arguments = {"a": TF32, "b": Pointer("b"), "alpha": Scalar("alpha"), "c": Pointer("c"), "beta": Scalar("beta")}
     launch = launch_of(arguments)
     found = Launched(driver, launch, fake_driver.made_up(launch))
+    calls = {i: (i, -i, 16 * (i // 3), i + 1, i + 2) for i in range(1, 4000)}
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            calls = [
-                pool.submit(found.call, i, (float(i), -float(i), 16 * (i // 3), i + 1, i + 2)) for i in range(1, 4000)
-            ]
-            assert [x.result() for x in calls] == len(calls) * [None]
+            assert [*pool.map(found.call, calls, calls.values())] == len(calls) * [None]
     finally:
         sys.setswitchinterval(interval)
     shown = {seen.stream: x for seen, x in zip(driver.by_python, found.shown, strict=True)}
-    assert len(driver.by_python) == len(shown) == len(calls)
-    assert shown == {i: found.expected(i, -i, 16 * (i // 3), i + 1, i + 2) for i in range(1, 4000)}
+    assert len(driver.by_python) == len(calls)
+    assert shown == {i: found.expected(*values) for i, values in calls.items()}
     assert isinstance(found.call, step.Launcher) and len(found.call.free) <= 8
 
 
@@ -256,35 +236,24 @@ def test_an_address_of_a_tensor_map_is_replaced_where_it_has_changed(every: Laun
 
 
 @pytest.mark.parametrize("what", ["answers", "refused"])
-def test_a_thread_without_a_context_gets_one(what: str, every: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the step's device, where the launch or a tensor map wants one."""
-    contexts: list[int] = []
+def test_errors_of_a_launch(what: str, every: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or of a tensor map, without which nothing is launched. A thread without a context gets that of the step's device;
+    other errors are raised in Triton's words, and the next launch works."""
+    contexts, errors, calls = list[int](), getattr(every.driver, what), [(1, 0, 16, 32, 48), (2, 0, 64, 80, 96)]
     monkeypatch.setattr(hardware_driver, "ensure_context", contexts.append)
-    every.call(0, (1, 0, 16, 32, 48))
-    assert contexts == []
-    getattr(every.driver, what).append(201)
-    every.call(0, (2, 0, 64, 80, 96))
-    assert contexts == [3] and every.shown[-1] == every.expected(2, 0, 64, 80, 96)
-    assert len(every.shown) == (3 if what == "answers" else 2)
-    getattr(every.driver, what).extend([201, 201])
-    with pytest.raises(RuntimeError, match=r"Triton Error \[CUDA\]: an illegal address"):
-        every.call(0, (2, 0, 128, 144, 96))
-    assert contexts == [3, 3]
-
-
-@pytest.mark.parametrize("what", ["answers", "refused"])
-def test_a_launch_that_fails_says_so_and_the_next_works(what: str, every: Launched) -> None:
-    """In Triton's words."""
-    every.call(0, (1, 0, 16, 32, 48))
-    getattr(every.driver, what).append(700)
-    with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: an illegal address$"):
-        every.call(0, (2, 0, 64, 80, 96))
-    launches = 1 + (what == "answers")
-    assert len(every.driver.by_python) == launches
-    for values in ((2, 0, 64, 80, 96), (1, 0, 16, 32, 48)):
-        every.call(0, values)
-        assert every.shown[-1] == every.expected(*values)
-    assert len(every.driver.by_python) == launches + 2
+    every.call(0, calls[0])
+    for refused, wanted in (([201, 201], [3]), ([700], [])):
+        every.driver.by_python.clear(), contexts.clear()
+        errors.extend(refused)
+        with pytest.raises(RuntimeError, match=r"^Triton Error \[CUDA\]: an illegal address$"):
+            every.call(0, calls[1])
+        assert contexts == wanted and len(every.shown) == len(refused) * (what == "answers")
+        for values in calls[::-1]:
+            every.call(0, values)
+            assert contexts == wanted and every.shown[-1] == every.expected(*values)
+    errors.append(201)
+    every.call(0, calls[1])
+    assert contexts == [3] and every.shown[-1] == every.expected(*calls[1])
 
 
 def test_an_interruption_leaves_the_next_launch_right(every: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,29 +287,29 @@ def test_hooks_on_launches_are_called_around_each(every: Launched, monkeypatch: 
     assert [x.stream for x in every.driver.by_python] == [5, 7, 9]
 
 
-@pytest.mark.parametrize("grid", [(0, 4, 2), (6, 0, 2), (6, 4, 0)], ids=str)
-def test_of_an_empty_grid_nothing_is_launched(grid: tuple[int, int, int], driver: fake_driver.Driver) -> None:
-    found = Launched(driver, replace(LAUNCH, grid=grid), MADE)
-    driver.answers.append(1)
-    found.call(0, (1, 0, 16, 32, 48))
-    assert driver.by_python == [] and driver.answers == [1]
+PDL, COOPERATIVE = (6, struct.pack("i8x", 1)), (2, struct.pack("i8x", 1))
+BOTH: dict[str, Any] = {"pdl": True, "cooperative": True}
+# What machine code says, the programs of a cluster; the CTAs of a grid, of a cluster, and the other attributes.
+CONFIGURATIONS: dict[str, tuple[dict[str, Any], int, tuple[int, ...], int, list[Any]]] = {
+    "plain": ({}, 1, (6, 4, 2), 1, []),
+    "programmatic": ({"pdl": True}, 1, (6, 4, 2), 1, [PDL]),
+    "cooperative": ({"cooperative": True}, 1, (6, 4, 2), 1, [COOPERATIVE]),
+    "two CTAs a program": ({**BOTH, "ctas": 2}, 1, (12, 4, 2), 2, [PDL, COOPERATIVE]),
+    "clusters of two programs": (BOTH, 2, (6, 4, 2), 2, [PDL, COOPERATIVE]),
+    "the largest clusters": ({}, 8, (6, 4, 2), 8, []),
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "cluster", "grid", "ctas"),
-    [({}, 1, (6, 4, 2), 1), ({"ctas": 2}, 1, (12, 4, 2), 2), ({}, 2, (6, 4, 2), 2), ({}, 8, (6, 4, 2), 8)],
-    ids=["plain", "two CTAs a program", "clusters of two programs", "the largest clusters"],
-)
-def test_a_grid_is_in_ctas(
-    changes: dict[str, Any], cluster: int, grid: tuple[int, ...], ctas: int, driver: fake_driver.Driver
-) -> None:
-    made = MADE._replace(warps=8, shared=5000, pdl=True, cooperative=True, **changes)
-    found = Launched(driver, replace(LAUNCH, cluster=cluster), made)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_how_a_step_is_launched(name: str, driver: fake_driver.Driver) -> None:
+    """As the structures of CUDA's headers have it. A grid is in CTAs."""
+    changes, cluster, grid, ctas, attributes = CONFIGURATIONS[name]
+    found = Launched(driver, replace(LAUNCH, cluster=cluster), MADE._replace(warps=8, shared=5000, **changes))
     found.call(0, (1, 0, 16, 32, 48))
     [seen] = driver.by_python
     assert (seen.grid, seen.block, seen.shared) == (grid, (256, 1, 1), 5000)
     clusters = [(4, struct.pack("III", ctas, 1, 1)), (5, struct.pack("i8x", 1))]
-    assert [*seen.attributes] == [*((x, struct.pack("i8x", 1)) for x in (6, 2)), *(clusters if ctas > 1 else [])]
+    assert [*seen.attributes] == attributes + (clusters if ctas > 1 else [])
 
 
 @pytest.mark.parametrize(("cluster", "ctas"), [(16, 1), (1, 16), (9, 1)])

@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import soon, started
+from tests.support.processes import runs, soon, started
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm import compat
 from triton_gemm.kernels.launch import compiled
@@ -54,24 +55,19 @@ def stub(code: str = STUB) -> Worker:
     return Worker(None, [sys.executable, "-c", code])
 
 
+@contextmanager
+def running(made: Worker) -> Iterator[Worker]:
+    try:
+        made.start()
+        yield made
+    finally:
+        made.end()
+
+
 @pytest.fixture
 def one() -> Iterator[Worker]:
-    made = stub()
-    made.start()
-    yield made
-    made.end()
-
-
-def pid_of(made: Worker) -> int:
-    return made.process.pid
-
-
-def runs(pid: int) -> bool:
-    """Whether there is such a process that has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    with running(stub()) as made:
+        yield made
 
 
 def finished(compiler: Compiler, *jobs: object) -> list[str | None]:
@@ -100,18 +96,14 @@ def test_what_a_worker_compiles_is_found_in_the_cache(tmp_path: Path, monkeypatc
     problem = problem_of(100, 64, 48)  # whose kernel no other test compiles here
     selection = select(problem, HOPPER)
     sent: dict[object, compat.MachineCode] = {}
-    made = Worker((HOPPER, (9, 0)), on_made=sent.update)
-    try:
-        made.start()
-        environment = Path(f"/proc/{pid_of(made)}/environ").read_bytes().split(b"\0")
+    with running(Worker((HOPPER, (9, 0)), on_made=sent.update)) as made:
+        environment = Path(f"/proc/{made.process.pid}/environ").read_bytes().split(b"\0")
         assert b"CUDA_VISIBLE_DEVICES=" in environment
         assert "has no attribute" in str(made.compile((problem, None), 60))
         assert made.compile((problem, selection), 60) is None
         right, wrong = Question(ranked, problem, HOPPER, selection), Question(ranked, problem, None, selection)
         assert made.compile(right, 60) is None and made.compile(wrong, 60)
         assert right.answer == ranked(problem, HOPPER, selection) and wrong.answer is None
-    finally:
-        made.end()
     found: list[bool] = []
     launches = launches_on(HOPPER, problem, selection)
     operands = operands_of(problem, launches)
@@ -130,23 +122,19 @@ def test_a_worker_answers_what_is_asked(one: Worker) -> None:
 
 
 def test_what_takes_too_long_ends_with_all_that_it_has_started(one: Worker) -> None:
-    first = pid_of(one)
+    first = one.process.pid
     ptxas = one.compile("answer = str(subprocess.Popen(['sleep', '60']).pid)", 10)
     assert one.compile("time.sleep(60)", 0.05) == "compiling takes more than 0.05 s"
     assert not runs(first) and soon(lambda: not runs(int(str(ptxas))))
     one.start()
-    assert pid_of(one) != first and one.compile("", 10) is None, "there is another"
+    assert one.process.pid != first and one.compile("", 10) is None, "there is another"
 
 
-def test_a_crash_of_the_compiler_is_the_candidates_failure(one: Worker) -> None:
-    assert one.compile("os.kill(os.getpid(), signal.SIGSEGV)", 10) == "the compiler crashed with SIGSEGV"
-    one.start()
+def test_a_crash_is_the_candidates_failure_and_ends_what_the_compiler_has_started(one: Worker) -> None:
     assert one.compile("os.kill(os.getpid(), signal.SIGABRT)", 10) == "the compiler crashed with SIGABRT"
-
-
-def test_a_crash_ends_what_the_compiler_has_started(one: Worker) -> None:
+    one.start()
     ptxas = one.compile("answer = str(subprocess.Popen(['sleep', '60'], stdin=subprocess.DEVNULL).pid)", 10)
-    os.kill(pid := pid_of(one), signal.SIGSEGV)
+    os.kill(pid := one.process.pid, signal.SIGSEGV)
     assert soon(lambda: not runs(pid))
     assert one.compile("", 10) == "the compiler crashed with SIGSEGV"
     assert soon(lambda: not runs(int(str(ptxas))))
@@ -281,13 +269,27 @@ def test_the_time_until_a_worker_is_ready_is_not_a_jobs() -> None:
     assert failures(compiler, "") == [None]
 
 
+def test_a_worker_without_a_job_ends_and_another_starts(tmp_path: Path) -> None:
+    noted, compiler = tmp_path / "pids", Compiler(lambda _: None, Workers(), threads=1, idle_s=0.05)
+    for i in range(2):
+        job = f"print(os.getpid(), file=open({str(noted)!r}, 'a'))  # {i}"
+        compiler.add([job])
+        assert finished(compiler, job) == [None]
+        pids = [int(pid) for pid in noted.read_text().split()]
+        assert len({*pids}) == i + 1 and soon(lambda pids=pids: not any(map(runs, pids)))
+    compiler.close()
+
+
 def test_without_workers_it_is_compiled_here_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Or who asks for it is told, once."""
     caplog.set_level(logging.WARNING, "triton_gemm.tuning")
-    loaded: list[object] = []
-    compiler = Compiler(loaded.append, Workers("raise SystemExit(2)"), threads=2)
-    assert failures(compiler, *range(6)) == 6 * [None] and sorted(map(str, loaded)) == [*"012345"]
+    errors = list[LostError]()
+    for how in ({}, {"on_lost": errors.append}):
+        loaded: list[object] = []
+        compiler = Compiler(loaded.append, Workers("raise SystemExit(2)"), threads=2, **how)
+        assert failures(compiler, *range(6)) == 6 * [None] and sorted(map(str, loaded)) == [*"012345"]
     (message,) = caplog.messages
-    assert message.endswith("is lost: it ended with 2")
+    assert message.endswith("is lost: it ended with 2") and [*map(str, errors)] == ["it ended with 2"]
 
 
 def test_what_a_lost_worker_was_compiling_is_compiled_here(caplog: pytest.LogCaptureFixture) -> None:
@@ -322,7 +324,6 @@ def test_closing_waits_for_no_worker_and_compiles_nothing_more(caplog: pytest.Lo
         pids = workers.pids()
         begin = time.monotonic()
         compiler.close()
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 2 and loaded == []
         assert not any(map(runs, pids)) and not any(thread.is_alive() for thread in compiler.threads)
-        assert loaded == []
     assert not caplog.records, "that is no loss"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.test_worker import runs
-from tests.support.processes import soon
+from tests.runtime.test_worker import running
+from tests.support.processes import runs, soon
 from tests.support.table_fakes import HOPPER, problem_of
 from triton_gemm.runtime import background, worker
 from triton_gemm.runtime.worker import LostError, Worker
@@ -38,23 +38,16 @@ def probed_anew() -> Iterator[None]:
 def seen_by_a_worker(**how: Any) -> Any:
     begin = worker.START.partition(f"from {worker.__name__}")[0]
     seen: list[Any] = []
-    made = Worker(None, [sys.executable, "-c", begin + PROBE], **how, on_made=seen.append)
-    made.start()
-    try:
+    with running(Worker(None, [sys.executable, "-c", begin + PROBE], **how, on_made=seen.append)) as made:
         assert made.compile("", 10) is None
-    finally:
-        made.end()
     return seen[0]
 
 
 def compile_one() -> None:
     """A worker of this package starts, and compiles."""
-    problem, made = problem_of(100, 64, 40), Worker((HOPPER, (9, 0)))
-    try:
-        made.start()
+    problem = problem_of(100, 64, 40)
+    with running(Worker((HOPPER, (9, 0)))) as made:
         assert made.compile((problem, select(problem, HOPPER)), 120) is None
-    finally:
-        made.end()
 
 
 # --- The packages ---
@@ -177,12 +170,9 @@ def test_the_python_that_runs_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> N
     assert worker.python() == sys.executable
 
 
-@pytest.mark.parametrize("found", [None, "", b"", "/no/such/python", b"/"])
+@pytest.mark.parametrize("found", [None, "", b"", "/no/such/python", b"/", sys.executable])
 def test_without_a_python_there_are_no_workers(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor in a frozen application."""
     monkeypatch.setattr(worker, "get_executable", lambda: found)
-    assert worker.python() is None
-
-
-def test_a_frozen_application_has_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "frozen", found == sys.executable, raising=False)
     assert worker.python() is None and not background.enabled.__wrapped__()

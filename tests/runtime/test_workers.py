@@ -8,9 +8,7 @@ import importlib
 import multiprocessing
 import os
 import pkgutil
-import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +21,7 @@ import triton_gemm
 from tests.runtime.test_plan import half, key_of, plan_without_a_gpu
 from tests.support import fake_driver
 from tests.support.patches import replace_all
-from tests.support.processes import printed
+from tests.support.processes import os_forked, printed
 from tests.support.table_fakes import HOPPER, problem_of
 from tests.support.threads import at_once
 from triton_gemm.functional import api, fast_path
@@ -65,22 +63,6 @@ def planned() -> list[str]:
     return [str(policies.choose(problem_of(*size), HOPPER)) for size in sizes][1:]
 
 
-def in_child(work: Callable[[], object]) -> int:
-    """The exit status of a forked child that does it; it is ended where it hangs."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.alarm(SECONDS)
-            work()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 FORK = """
 from tests.runtime import test_workers
 test_workers.fork_while_all_is_locked()
@@ -112,8 +94,7 @@ def fork_while_all_is_locked() -> None:
             assert lock.acquire(timeout=5), f"{name} is held for ever: compat.free_in_children"
         assert made.compiling.acquire(timeout=5), "a plan's step is held for ever"
 
-    assert in_child(free) == 0
-    assert in_child(planned) == 0
+    assert os_forked(free)() == os_forked(planned)() == 0
     end.set()
     holder.join()
 
@@ -175,9 +156,8 @@ def test_every_cache_has_a_bound() -> None:
 def test_a_hundred_thousand_problems_stay_within_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans, fast paths and selections, of products that each come once and of some that come again."""
     made = plan_without_a_gpu(half(64, 32), half(32, 48), half(64, 48))
-    monkeypatch.setattr(plan, "PLANS", {})
+    replace_all(monkeypatch, plan, PLANS={}, _new_plan=lambda *_: made)
     monkeypatch.setattr(api, "_fast", fast_path.FastPath())
-    monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
     by_model = functools.lru_cache(remembered.cache_info().maxsize)(lambda problem, device: made.selection)
     monkeypatch.setattr(policies, "remembered", by_model)
     monkeypatch.setattr(policies.tables, "lookup", lambda *_: None)
@@ -203,12 +183,10 @@ def test_an_address_that_comes_again_with_other_strides_has_another_plan(monkeyp
     """In the same memory, and with the same shapes: what is launched knows the strides it was made with."""
     memory = half(64 * 64)
     b, c = half(32, 48), half(64, 48)
-    monkeypatch.setattr(plan, "PLANS", {})
     layouts = [(32, 1), (1, 64), (64, 1), (33, 1), (0, 1)]
     views = [memory.as_strided((64, 32), strides) for strides in layouts]
-    monkeypatch.setattr(
-        plan, "_new_plan", lambda problem, *_: SimpleNamespace(problem=problem, instead=None, selection=None)
-    )
+    made = lambda problem, *_: SimpleNamespace(problem=problem, instead=None, selection=None)  # noqa: E731
+    replace_all(monkeypatch, plan, PLANS={}, _new_plan=made)
     for x in [*views, *reversed(views)]:
         assert plan.plan_for(x, b, c).problem.a.strides == (0, *x.stride())
     assert len(plan.PLANS) == len(layouts) == len({key_of(x, b, c) for x in views})
@@ -221,27 +199,26 @@ def test_an_address_that_comes_again_with_other_strides_has_another_plan(monkeyp
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> plan.GemmPlan:
     """A plan that compiles nothing, and is found by `plan_for`."""
-    replace_all(
-        monkeypatch, plan, current_device=lambda: 0, current_stream=lambda _: 0, ensure_context=lambda _: None, PLANS={}
-    )
+    fake_driver.launch_on_device_0(monkeypatch)
     made = plan_without_a_gpu(half(64, 32), half(32, 48), half(64, 48))
-    monkeypatch.setattr(plan, "_new_plan", lambda *_: made)
+    replace_all(monkeypatch, plan, PLANS={}, _new_plan=lambda *_: made)
     return made
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), RuntimeError("PassManager::run failed")], ids=repr)
 @pytest.mark.parametrize("where", ["choice", "compiler", "loading"])
-def test_after_an_interruption_the_next_call_begins_anew(
-    where: str, on_a_gpu: plan.GemmPlan, monkeypatch: pytest.MonkeyPatch
+def test_after_an_interruption_or_an_error_the_next_call_begins_anew(
+    where: str, error: BaseException, on_a_gpu: plan.GemmPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while a kernel is chosen, compiled or loaded leaves no lock that is held, and nothing half made."""
+    """Ctrl-C, or an error, while a kernel is chosen, compiled or loaded leaves no lock held, and nothing half made."""
     a, b, c = half(64, 32), half(32, 48), half(64, 48)
     driver = fake_driver.take_driver(monkeypatch)
     replace_all(monkeypatch, step, compiled=lambda launch, *_: launch, machine_code=fake_driver.made_up)
     places = {"choice": (plan, "_new_plan"), "compiler": (step, "compiled"), "loading": (hardware_driver, "load")}
     with monkeypatch.context() as patch:
-        patch.setattr(*places[where], Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(*places[where], Mock(side_effect=error))
         for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(type(error), match=str(error)):
                 plan.multiply(a, b, c)
     assert not on_a_gpu.compiled and all(one.call is None for one in on_a_gpu.steps) and driver.by_python == []
     at_once(*16 * [lambda: plan.multiply(a, b, c)])  # in threads, which would wait if the lock were still held
@@ -252,9 +229,8 @@ def test_after_an_interruption_the_next_call_begins_anew(
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The id of the capture that is under way, or 0. Workspaces are on the CPU, and none exists yet."""
     number = [0]
-    monkeypatch.setattr(workspace, "_workspaces", type(workspace._workspaces)())
+    replace_all(monkeypatch, workspace, _workspaces={}, capture_id=lambda _: number[0])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: number[0] > 0)
-    monkeypatch.setattr(workspace, "capture_id", lambda _: number[0])
     for name in ("empty", "zeros"):
         make = getattr(torch, name)
         on_the_cpu = lambda *size, device, make=make, **how: make(*size, device="cpu", **how)  # noqa: E731

@@ -56,11 +56,7 @@ def compile_launch(
 
 
 def compiled(
-    problem: GemmProblem,
-    made: Sequence[Launch],
-    capability: Capability = HOPPER,
-    *,
-    programmatic: bool | None = None,
+    problem: GemmProblem, made: Sequence[Launch], capability: Capability = HOPPER, *, programmatic: bool | None = None
 ) -> aot.Compiled:
     """The last of a problem's launches."""
     operands = binaries.operands_of(problem, made)

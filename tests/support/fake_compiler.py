@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.fake_driver import launch_on_device_0
 from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm.problem import GemmProblem
@@ -48,15 +49,8 @@ class FakeCompiler:
 def take_workers(patch: pytest.MonkeyPatch) -> FakeCompiler:
     """In the place of the workers of a process that has loaded nothing yet."""
     compiler = FakeCompiler()
-    for name, value in {
-        "_available": {},
-        "_compilers": {"fake": compiler},
-        "_compiler": lambda *_: compiler,
-        "_lost": False,
-        "_can_cache": lambda: True,
-        "counts": background.Counter(),
-    }.items():
-        patch.setattr(background, name, value)
+    replace_all(patch, background, _available={}, _compilers={"fake": compiler}, _compiler=lambda *_: compiler)
+    replace_all(patch, background, _lost=False, _can_cache=lambda: True, counts=background.Counter())
     replace_all(patch, torch.cuda, get_device_capability=lambda _: (9, 0), is_available=lambda: True)
     return compiler
 
@@ -76,21 +70,14 @@ class Gpu:
         self.warm = True
         self.compiler = take_workers(patch)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
-        for name, value in {
-            "device_info": lambda _: HOPPER,
-            "current_device": lambda: 0,
-            "current_stream": lambda _: 0,
-            "ensure_context": lambda _: None,
-        }.items():
-            patch.setattr(plan, name, value)
+        launch_on_device_0(patch)
+        replace_all(patch, plan, device_info=lambda _: HOPPER, workspace=lambda *_: (torch.empty(4), torch.empty(4)))
         patch.setattr(step.kits, "code_of", lambda *_: None)
-        replace_all(patch, step, compiled=self.compile, compiled_before=self.load)
+        replace_all(patch, step, compiled=self.compile, compiled_before=self.load, machine_code=lambda binary: binary)
         patch.setattr(background, "is_warm", lambda: self.warm)
         patch.setattr(binaries, "_received", {})
-        patch.setattr(step, "machine_code", lambda binary: binary)
         ran = self.ran.append
         patch.setattr(step.Step, "_load", lambda made, binary: setattr(made, "call", lambda *_: ran(binary)))
-        patch.setattr(plan, "workspace", lambda *_: (torch.empty(4), torch.empty(4)))
 
     def load(self, launch: Any, operands: Any, _: object) -> object:
         binary = binaries.identity(launch, operands)

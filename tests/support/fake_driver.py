@@ -172,22 +172,18 @@ def tensor_map(address: int, *about: Any) -> bytes:
     return (struct.pack("Q", address) + repr(about).encode()).ljust(128, b".")[:128]
 
 
-def build(folder: Path) -> Path:
-    """The extension, built in that folder."""
-    return native_build.build(folder)
+def launch_on_device_0(patch: pytest.MonkeyPatch) -> None:
+    """Has plans of CPU tensors launch on its default stream, in a context that is there."""
+    for module in (plan, fast_path):
+        patch.setattr(module, "current_device", lambda: 0)
+    replace_all(patch, plan, current_stream=lambda _: 0, ensure_context=lambda _: None)
 
 
 def take_driver(patch: pytest.MonkeyPatch) -> Driver:
     """In the place of the CUDA driver, for launches by Python. No kit is used."""
     driver = Driver()
-    for name, value in {
-        "load": driver.load,
-        "parameter_sizes": driver.sizes.get,
-        "tensor_map": tensor_map,
-        "ensure_context": lambda _: None,
-        "_library": lambda: driver.library,
-    }.items():
-        patch.setattr(hardware_driver, name, value)
+    replace_all(patch, hardware_driver, load=driver.load, parameter_sizes=driver.sizes.get, tensor_map=tensor_map)
+    replace_all(patch, hardware_driver, ensure_context=lambda _: None, _library=lambda: driver.library)
     patch.setattr(step, "_functions", {})
     patch.setattr(step.kits, "code_of", lambda *_: None)
     return driver
@@ -218,9 +214,8 @@ def install(patch: pytest.MonkeyPatch, path: Path) -> Driver:
     sums = [torch.empty(1 << 20), torch.zeros(1 << 14, dtype=torch.int32)]
     for module in (plan, native):
         patch.setattr(module, "workspace", lambda *_: sums)
-    replace_all(patch, plan, device_info=lambda _: HOPPER, ensure_context=lambda _: None, current_stream=lambda _: 0)
-    for module in (plan, fast_path):
-        patch.setattr(module, "current_device", lambda: 0)
+    launch_on_device_0(patch)
+    patch.setattr(plan, "device_info", lambda _: HOPPER)
     compile_step = step.compiled
 
     def compiled(launch: Any, operands: Any, scalars: Any) -> Any:

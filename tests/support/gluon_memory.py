@@ -88,9 +88,7 @@ def mbarrier_arrive(barrier: Barrier, increment_count: bool) -> None:
     def complete() -> int:
         for copy in copies:
             copy()
-        barrier.pending -= WARP
-        assert barrier.pending >= 0, "more arrivals than were agreed on"
-        return 0
+        return barrier.arrive(WARP)
 
     barrier.loads.append(complete)
     here.machine.changed()
@@ -105,6 +103,11 @@ class Barrier:
     pending: int = 0
     bytes: int = 0
     loads: list[Callable[[], int]] = field(default_factory=list)
+
+    def arrive(self, count: int = 1) -> int:
+        self.pending -= count
+        assert self.pending >= 0, "more arrivals than were agreed on"
+        return 0
 
     def turn(self) -> None:
         if self.pending == 0 and self.bytes == 0:
@@ -124,20 +127,13 @@ def init(barrier: Barrier, count: int) -> None:
 
 def arrive_later(barrier: Barrier) -> None:
     """An arrival from another CTA."""
-
-    def complete() -> int:
-        barrier.pending -= 1
-        assert barrier.pending >= 0, "more arrivals than were agreed on"
-        return 0
-
-    barrier.loads.append(complete)
+    barrier.loads.append(barrier.arrive)
     here.machine.changed()
 
 
 def arrive(barrier: Barrier, pred: Any = True) -> None:
     if pred:
-        barrier.pending -= 1
-        assert barrier.pending >= 0, "more arrivals than were agreed on"
+        barrier.arrive()
         barrier.turn()
 
 

@@ -26,27 +26,7 @@ import torch
 import triton
 
 import triton_gemm.kernels
-from tests.support.gluon_memory import (
-    Descriptor,
-    allocate_shared_memory,
-    arrive,
-    async_load,
-    commit_group,
-    debug_barrier,
-    expect,
-    init,
-    mbarrier_arrive,
-    mma_v2,
-    reinterpret,
-    store_wait,
-    tma_load,
-    tma_store,
-    wait,
-    wait_group,
-    warp_specialize,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from tests.support import gluon_memory as memory
 from tests.support.gluon_ptx import inline_asm, inline_asm_elementwise
 from tests.support.gluon_threads import Machine, Memory, Program, Tensor, atomic_add, here, load, prefetch, store, whole
 from triton_gemm.compat import tensor_map_parameter
@@ -98,8 +78,8 @@ def language() -> SimpleNamespace:
         sum=lambda x, axis: Tensor(x.data.sum(axis)),
         convert_layout=lambda x, layout, assert_trivial=False: x,
         join=lambda x, y: Tensor(torch.stack((x.data, y.data), -1)),
-        **named(load, store, atomic_add, debug_barrier, inline_asm, inline_asm_elementwise),
-        **named(allocate_shared_memory, warp_specialize),
+        **named(load, store, atomic_add, inline_asm, inline_asm_elementwise),
+        **named(memory.debug_barrier, memory.allocate_shared_memory, memory.warp_specialize),
         static_assert=nothing,
         static_range=range,
     )
@@ -111,12 +91,12 @@ def named(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 
 
 def hopper() -> SimpleNamespace:
-    barriers = {"init": init, "arrive": arrive, "expect": expect, "wait": wait, "MBarrierLayout": nothing}
+    barriers = named(memory.init, memory.arrive, memory.expect, memory.wait)
     return SimpleNamespace(
         fence_async_shared=nothing,
-        mbarrier=SimpleNamespace(**barriers),
-        tma=SimpleNamespace(store_wait=store_wait),
-        **named(warpgroup_mma, warpgroup_mma_wait),
+        mbarrier=SimpleNamespace(**barriers, MBarrierLayout=nothing),
+        tma=SimpleNamespace(**named(memory.store_wait)),
+        **named(memory.warpgroup_mma, memory.warpgroup_mma_wait),
     )
 
 
@@ -134,13 +114,16 @@ MODULES: dict[str, Any] = {
     "triton.experimental": SimpleNamespace(gluon=SimpleNamespace(jit=decorator)),
     "triton.experimental.gluon": SimpleNamespace(language=LANGUAGE),
     "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(
-        async_copy=SimpleNamespace(**named(mbarrier_arrive)), mma_v2=mma_v2
+        async_copy=SimpleNamespace(**named(memory.mbarrier_arrive)), mma_v2=memory.mma_v2
     ),
     "triton.experimental.gluon.language.nvidia.hopper": hopper(),
-    "triton.experimental.gluon.language.nvidia.ampere.async_copy": SimpleNamespace(**named(commit_group, wait_group)),
+    "triton.experimental.gluon.language.nvidia.ampere.async_copy": SimpleNamespace(
+        **named(memory.commit_group, memory.wait_group)
+    ),
     "triton.language.extra.cuda.gdc": SimpleNamespace(gdc_launch_dependents=nothing, gdc_wait=nothing),
     "triton_gemm.compat": SimpleNamespace(
-        **named(async_load, reinterpret, tma_load, tma_store, prefetch, tensor_map_parameter),
+        **named(memory.async_load, memory.reinterpret, memory.tma_load, memory.tma_store),
+        **named(prefetch, tensor_map_parameter),
         dot_operand=lambda x: x,
         round_to=lambda x, dtype: x.to(dtype),
         number=lambda x, dtype: x,
@@ -239,7 +222,7 @@ def run(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[s
             x = operands[value.operand]
             return Memory(torch.as_strided(x, (extent(x),), (1,), x.storage_offset()))
         if isinstance(value, TensorMap):
-            return Descriptor(value, operands[value.operand])
+            return memory.Descriptor(value, operands[value.operand])
         if isinstance(value, Scalar):
             return Tensor(torch.tensor(scalars[value.name], dtype=torch.float32))
         if value is None or "constexpr" in kinds.get(name, ""):
@@ -247,7 +230,7 @@ def run(launch: Launch, operands: Mapping[str, torch.Tensor], scalars: Mapping[s
         return Tensor(torch.tensor(value)) if "int64" in kinds.get(name, "") else Tensor(value)
 
     arguments = [argument(name, value) for name, value in launch.arguments.items()]
-    maps = [argument for argument in arguments if isinstance(argument, Descriptor)]  # the first parameters
+    maps = [argument for argument in arguments if isinstance(argument, memory.Descriptor)]  # the first parameters
     named = {tensor_map_parameter(launch.kernel.__name__, i, len(one.block_shape)): one for i, one in enumerate(maps)}
     machine, ids = Machine(), itertools.product(*(range(size) for size in reversed(launch.grid)))
     warps = launch.options["num_warps"]

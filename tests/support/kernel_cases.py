@@ -6,9 +6,8 @@ outside shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,19 +21,12 @@ from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import ACTIVATIONS, GemmProblem
 
 Size = tuple[int, int, int]
+Runnable = Any  # a plan, or what stands for one: its `run` takes a, b, c, auxiliary operands, alpha and beta
 # Of operands, by precision; of fp32 in the others.
 DTYPES = {
     **{"half": torch.bfloat16, "fp64": torch.float64, "int8": torch.int8},
     **{"fp8": torch.float8_e4m3fn, "fp8 fast": torch.float8_e5m2},
 }
-
-
-class Runnable(Protocol):
-    """What computes c = activation(alpha a @ b + beta c + bias) of a, b, c, auxiliary operands, alpha and beta, as a
-    plan does."""
-
-    @property
-    def run(self) -> Callable[[Tensor, Tensor, Tensor, tuple[Tensor, ...], float, float], None]: ...
 
 
 @dataclass(frozen=True)
@@ -108,6 +100,22 @@ class Operands:
             a_scale, b_scale = (x.mT if turned else x for x in self.scales)
             self.scaled = scaled(self.a, a_scale), scaled(self.b, b_scale)
 
+    @property
+    def auxiliary(self) -> tuple[Tensor, ...]:
+        return (*([] if self.bias is None else [self.bias]), *self.scales)
+
+    def truth(self, parts: int, **changes: Any) -> tuple[Tensor, Tensor]:
+        """(the result, or that of a changed case, in fp64, the largest error of a kernel that sums K in `parts`)."""
+        case = replace(self.case, **changes)
+        return expected(
+            *(*self.scaled, self.c0 if case.beta else None, case.alpha, case.beta, self.bias, case.bias or "n"),
+            activation=case.activation,
+            mode=mode_of(self.problem.precision, case.dtype),
+            out_dtype=self.c.dtype,
+            parts=parts,
+            residual=case.residual,
+        )
+
     def draw(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         shape = (rows, columns) if self.case.batch is None else (self.case.batch, rows, columns)
         if self.case.integers:
@@ -142,22 +150,14 @@ class Operands:
         results = []
         for _ in range(times):
             self.c.copy_(self.c0)
-            auxiliary = (*([] if self.bias is None else [self.bias]), *self.scales)
-            plan.run(self.a, self.b, self.c, auxiliary, case.alpha, case.beta)
+            plan.run(self.a, self.b, self.c, self.auxiliary, case.alpha, case.beta)
             results.append(self.c.clone())
         assert all(torch.equal(bits(results[0]), bits(result)) for result in results[1:]), "other bits"
         self.c.fill_(SENTINEL)
         assert (self.c_buffer == SENTINEL).all(), "wrote outside c"
         for buffer, was in zip((self.a_buffer, self.b_buffer), kept, strict=True):
             assert torch.equal(bits(buffer), bits(was)), "changed an operand"
-        precision = self.problem.precision
-        truth, bound = expected(
-            *(*self.scaled, self.c0, case.alpha, case.beta, self.bias, case.bias or "n", case.activation),
-            mode=mode_of(precision, case.dtype),
-            out_dtype=self.c.dtype,
-            parts=parts,
-            residual=case.residual,
-        )
+        truth, bound = self.truth(parts)
         if case.integers:
             assert torch.equal(results[0], truth.to(self.c.dtype)), "integers are not exact"
         wrong = ~((results[0].double() - truth).abs() <= bound)  # NaN is wrong

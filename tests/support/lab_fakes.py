@@ -237,8 +237,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, default_policy: None) -> None:
         "mem_get_info": lambda *_: (2**30, 2**31),
         "is_current_stream_capturing": lambda: False,
     }
-    for name, value in cuda.items():
-        monkeypatch.setattr(torch.cuda, name, value)
+    replace_all(monkeypatch, torch.cuda, **cuda)
     replace_all(monkeypatch, gpu, GemmPlan=FakePlan, Worker=lambda _: None, device_info=lambda _: HOPPER)
     monkeypatch.setattr(timing, "occupy", lambda clocks: None)
     replays_take_no_time(monkeypatch)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.support import fake_compiler, table_fakes
+from tests.support.patches import replace_all
 from tests.support.table_fakes import HOPPER
 from triton_gemm import tables
 from triton_gemm.learning import block, trial, tuner
@@ -59,31 +60,25 @@ class Service:
         self.launches: list[tuple[Selection, float]] = []
         self.random = random.Random(1)
         self.folder = table_fakes.own_folder(folder, patch)
-        patch.setattr(plan, "info_of", lambda _: HOPPER)
-        patch.setattr(plan, "current_stream", lambda _: self.stream)
+        replace_all(patch, plan, info_of=lambda _: HOPPER, current_stream=lambda _: self.stream)
         patch.setattr(plan.background, "enabled", lambda: True)
         patch.setattr(tuner, "device_info", lambda _: HOPPER)
         patch.setattr(trial.Trial, "_graph", lambda *x: self._graph(*x))
         patch.setattr(trial, "Mark", lambda: SimpleNamespace(set=lambda stream: None, passed=lambda: True))
-        patch.setattr(trial, "own_stream", lambda _: 99)
-        patch.setattr(block, "copy", copy)
-        patch.setattr(block, "synchronize", lambda _: None)
-        patch.setattr(turns, "launch_graph", self._launch)
-        patch.setattr(trial, "launch", self._launch)
-        patch.setattr(trial, "relaxed", nullcontext)
-        patch.setattr(torch.cuda, "mem_get_info", lambda _: (self.gpu_free, 80 << 30))
-        patch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
-        patch.setattr(turns, "job", turns.Job(-1, launched=-1))
-        patch.setattr(turns, "extension", None)
-        patch.setattr(turns.driver, "address_of", lambda _: 0)
-        patch.setattr(turns.driver, "error_text", lambda _: "invalid argument")
-        patch.setattr(torch.cuda, "device", lambda _: nullcontext())
+        replace_all(patch, trial, own_stream=lambda _: 99, launch=self._launch, relaxed=nullcontext)
         patch.setattr(trial.nvml, "slowed", lambda _: self.slowed)
-        patch.setattr(block, "is_free", lambda *_: self.free)
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        patch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=1 << 20))
-        patch.setattr(turns, "active", lambda: self.learns)
-        patch.setattr(turns, "counts", turns.Counter())
+        replace_all(patch, block, copy=copy, synchronize=lambda _: None, is_free=lambda *_: self.free)
+        replace_all(patch, turns, launch_graph=self._launch, active=lambda: self.learns, counts=turns.Counter())
+        replace_all(patch, turns, job=turns.Job(-1, launched=-1), extension=None)
+        replace_all(patch, turns.driver, address_of=lambda _: 0, error_text=lambda _: "invalid argument")
+        cuda = {
+            "mem_get_info": lambda _: (self.gpu_free, 80 << 30),
+            "memory_reserved": lambda _: 0,
+            "device": lambda _: nullcontext(),
+            "is_available": lambda: False,
+            "get_device_properties": lambda _: SimpleNamespace(L2_cache_size=1 << 20),
+        }
+        replace_all(patch, torch.cuda, **cuda)
         self.patch = patch
         self.begin_process()
 
@@ -96,11 +91,7 @@ class Service:
         tables.reload()
 
     def _graph(self, running: trial.Trial, entrant: TrialCandidate, launches: Any) -> Any:
-        is_first, is_incumbent = (
-            entrant.graph is None and len(running.graphs) % 2 == 0,
-            entrant is running.candidates[0],
-        )
-        selection = entrant.plan.selection
+        is_first, selection = entrant.graph is None and len(running.graphs) % 2 == 0, entrant.plan.selection
         assert entrant.plan.compiled
 
         def start() -> int:
@@ -108,7 +99,7 @@ class Service:
                 if selection in self.raises:
                     return self.error
                 self.queued.append(selection)
-                into, nbytes = running.operands.place("expected" if is_incumbent else ("c", 0))
+                into, nbytes = running.operands.place("expected" if entrant is running.candidates[0] else ("c", 0))
                 of = bytearray(nbytes)
                 if selection in self.wrong:
                     of[12345 % nbytes] ^= 4

@@ -72,6 +72,10 @@ class Call:
         self.fast.table = table
         return c, [x.parameters for x in self.driver.by_python]
 
+    def by(self, who: str, **others: Any) -> torch.Tensor | None:
+        """The result of a call that Python or C++ makes."""
+        return self.by_python(**others)[0] if who == "Python" else self.by_cpp(**others)
+
     def by_cpp(self, **others: Any) -> torch.Tensor | None:
         """The result of a call that C++ makes; None where it leaves it to Python."""
         self.driver.by_python.clear()

@@ -8,9 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.support.epilogue_truth import expected
 from tests.support.kernel_cases import CIRCUMSTANCES, Case, Operands, Runnable, bits
-from tests.support.numerics import mode_of
 from tests.support.product_checks import SENTINEL
 from triton_gemm.problem import GATES, GemmProblem
 
@@ -37,12 +35,12 @@ def check(case: Case, plan_of: PlanOf, parts: int = 1) -> None:
     """C has the bits that it has alone, and what is stored beside it those of the same kernel without an activation,
     which are right; nothing else is written."""
     operands = Operands(case, CPU)
-    problem, given = operands.problem, (*([] if operands.bias is None else [operands.bias]), *operands.scales)
+    problem = operands.problem
     buffer, before = operands.place(torch.full_like(operands.c0, SENTINEL), case.orders[2], SENTINEL, output=True)
 
     def run(problem: GemmProblem, beta: float, *more: Tensor) -> Tensor:
         operands.c.copy_(operands.c0)
-        plan_of(problem).run(operands.a, operands.b, operands.c, (*given, *more), case.alpha, beta)
+        plan_of(problem).run(operands.a, operands.b, operands.c, (*operands.auxiliary, *more), case.alpha, beta)
         return operands.c.clone()
 
     c = run(replace(problem, preactivation=True), case.beta, before)
@@ -50,12 +48,7 @@ def check(case: Case, plan_of: PlanOf, parts: int = 1) -> None:
     beta = 0.0 if case.residual else case.beta
     plain = run(replace(problem, activation=None, residual=False, has_beta=beta != 0), beta)
     assert torch.equal(bits(before), bits(plain)), "stores something else"
-    truth, bound = expected(
-        *(*operands.scaled, operands.c0 if beta else None, case.alpha, beta, operands.bias, case.bias or "n", None),
-        mode=mode_of(problem.precision, case.dtype),
-        out_dtype=c.dtype,
-        parts=parts,
-    )
+    truth, bound = operands.truth(parts, beta=beta, activation=None, residual=False)
     assert ((before.double() - truth).abs() <= bound).all()
     for whole, window in ((buffer, before), (operands.c_buffer, operands.c)):
         window.fill_(SENTINEL)

@@ -1,12 +1,14 @@
-"""Runs Python in a new process, in which nothing was imported, patched or launched before."""
+"""Runs Python in a new process, in which nothing was imported, patched or launched before, or in a forked one."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +50,30 @@ def forked(work: Callable[[], object]) -> multiprocessing.process.BaseProcess:
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     return child
+
+
+def os_forked(work: Callable[[], object], seconds: int = 60) -> Callable[[], int]:
+    """As `forked`, where locks may be held at the fork, and ended where it hangs. Call the result for its exit status."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(seconds)
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return lambda: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def soon(happens: Callable[[], bool], seconds: float = 10.0) -> bool:

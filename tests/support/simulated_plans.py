@@ -57,6 +57,12 @@ def simulation(problem: GemmProblem, config: TileConfig, schedule: Schedule, mod
     return Launched(problem, launches, copied=in_planes)
 
 
+def readable(case: Case) -> GemmProblem:
+    """A case's problem, as kernels read it."""
+    problem = Operands(case, CPU).problem
+    return repacked(problem, ("a", "b")) if problem.planes.count > 1 else problem
+
+
 def in_planes(problem: GemmProblem, a: Tensor, b: Tensor) -> tuple[GemmProblem, Tensor, Tensor]:
     planes = problem.planes
     if planes.count == 1:
@@ -82,8 +88,8 @@ def check(case: Case, config: TileConfig, schedule: Schedule, module: SimpleName
 
 def summed(operands: Operands, config: TileConfig, schedule: Schedule, module: SimpleNamespace) -> Tensor:
     """The bits of C."""
-    case, auxiliary = operands.case, (*([] if operands.bias is None else [operands.bias]), *operands.scales)
+    case = operands.case
     operands.c.copy_(operands.c0)
     plan = simulation(operands.problem, config, schedule, module)
-    plan.run(operands.a, operands.b, operands.c, auxiliary, case.alpha, case.beta)
+    plan.run(operands.a, operands.b, operands.c, operands.auxiliary, case.alpha, case.beta)
     return bits(operands.c).clone()

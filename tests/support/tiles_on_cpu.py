@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import torch
 
 from tests.support.kernel_cases import Case, Operands
-from tests.support.simulated_plans import CPU, simulation, summed
+from tests.support.simulated_plans import CPU, check, readable, simulation, summed
 from tests.support.table_fakes import HOPPER
 from triton_gemm.config import TileConfig
 from triton_gemm.kernels import warp_specialised
-from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 
 CONFIGS, CLUSTERED = warp_specialised.CONFIGS, warp_specialised.CLUSTERED
@@ -70,6 +69,15 @@ def of_few(tile: tuple[int, int, int], form: tuple[int, int] = (1, 1)) -> TileCo
     return warp_specialised.Config(m, n, k, m // 16, 3, *form)
 
 
+def check_whole_and_split(case: Case, config: TileConfig, kernel: SimpleNamespace, times: int = 1) -> None:
+    """By fewer programs than tiles, and, if the configuration can be, with all but a tile cut in three."""
+    tiles = (case.batch or 1) * config.tiles(*case.size[:2])
+    check(case, config, Schedule(max(1, min(tiles - 1, 5))), kernel, times)
+    if warp_specialised.can_split_k(config):
+        cut = max(1, tiles - 1)
+        check(case, config, Schedule(3 * cut, cut, split_k=3, group_m=2), kernel)
+
+
 def check_in_turn(
     case: Case,
     config: TileConfig,
@@ -80,9 +88,7 @@ def check_in_turn(
 ) -> torch.Tensor:
     """Right by `module`, and bit for bit what owners of tiles sum by `kernel`; by fewer programs than tiles. The bits
     of C."""
-    operands, module = Operands(case, CPU), module or kernel
-    planes = operands.problem.planes.count > 1
-    problem = repacked(operands.problem, ("a", "b") if planes else ())
+    operands, problem, module = Operands(case, CPU), readable(case), module or kernel
     tiles = (case.batch or 1) * config.tiles(*case.size[:2])
     in_turn = Schedule(max(1, tiles // 2), split_k=parts, group_m=2, unit=unit)
     shared = Schedule(parts * tiles, tiles, parts, unit=unit)
@@ -100,10 +106,8 @@ def check_in_turn(
 
 def legal_in_turn(case: Case, config: TileConfig) -> bool:
     """Whether it is, clusters or not, which not every Triton has."""
-    problem = Operands(case, CPU).problem
-    problem = repacked(problem, ("a", "b") if problem.planes.count > 1 else ())
     alone = replace(config, CLUSTER_M=1, CLUSTER_N=1)
-    return warp_specialised.illegal(problem, HOPPER, alone, Schedule(1, split_k=2)) is None
+    return warp_specialised.illegal(readable(case), HOPPER, alone, Schedule(1, split_k=2)) is None
 
 
 PLAIN = Case((64, 64, 64), "nnn")

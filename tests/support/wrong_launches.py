@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,15 +40,18 @@ class Wrong:
         rung.launch(*self.operands, self.alpha, self.beta, config=self.config, configs=self.configs)
 
 
+def right_operands(rung: Rung, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    a, b, c = (torch.ones(shape, dtype=rung.dtypes[0], device=device) for shape in ((M, K), (K, N), (M, N)))
+    return a, b, c
+
+
 def wrong_operands(rung: Rung, device: str) -> dict[str, Wrong]:
     """Operands that `rung` must refuse, on `device`, by what is wrong with them."""
     dtype = rung.dtypes[0]
     other = torch.float16 if dtype == torch.float32 else torch.float32
 
-    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device).fill_(1)
-
-    a, b, c = empty(M, K), empty(K, N), empty(M, N)
+    empty = partial(torch.ones, dtype=dtype, device=device)
+    a, b, c = right_operands(rung, device)
     found = {
         "a-1d": Wrong((empty(K), b, c), ValueError, r"a has shape \(64,\)"),
         "b-3d": Wrong((a, empty(1, K, N), c), ValueError, r"b has shape \(1, 64, 32\)"),
@@ -77,7 +81,7 @@ def wrong_operands(rung: Rung, device: str) -> dict[str, Wrong]:
 
 def wrong_configs(rung: Rung, device: str) -> dict[str, Wrong]:
     """Configurations that `rung` must refuse."""
-    a, b, c = (torch.empty(shape, dtype=rung.dtypes[0], device=device).fill_(1) for shape in ((M, K), (K, N), (M, N)))
+    a, b, c = right_operands(rung, device)
     right = rung.configs[0]
     size = "BLOCK_N" if right.BLOCK_M is None else "BLOCK_M"
     configs: dict[str, tuple[Any, str]] = {
@@ -117,7 +121,7 @@ def wrong_configs(rung: Rung, device: str) -> dict[str, Wrong]:
 
 def wrong_lists(rung: Rung, device: str) -> dict[str, Wrong]:
     """Lists of configurations that `rung` must refuse."""
-    a, b, c = (torch.empty(shape, dtype=rung.dtypes[0], device=device).fill_(1) for shape in ((M, K), (K, N), (M, N)))
+    a, b, c = right_operands(rung, device)
     right = rung.configs[0]
     if len(rung.configs) == 1:
         return {"no-tuner": Wrong((a, b, c), ValueError, "has no tuner; pass one configuration", configs=[right])}
@@ -144,7 +148,6 @@ def wrong_lists(rung: Rung, device: str) -> dict[str, Wrong]:
 
 def wrong_numbers(rung: Rung, device: str) -> dict[str, Wrong]:
     """alpha and beta that `rung` must refuse."""
-    operands = [torch.empty(shape, dtype=rung.dtypes[0], device=device).fill_(1) for shape in ((M, K), (K, N), (M, N))]
     values: dict[str, tuple[Any, type[Exception], str]] = {
         "tensor": (torch.tensor(2.0), TypeError, r"is a torch.Tensor; pass a number, as (alpha|beta).item\(\)"),
         "vector": (torch.ones(2), TypeError, "is a torch.Tensor; pass a number"),
@@ -154,7 +157,7 @@ def wrong_numbers(rung: Rung, device: str) -> dict[str, Wrong]:
         "too-large": (10**400, ValueError, "is a whole number beyond those of a float"),
     }
     return {
-        f"{name}-{kind}": Wrong(tuple(operands), error, f"{rung.name}: {name} {text}", **{name: value})
+        f"{name}-{kind}": Wrong(right_operands(rung, device), error, f"{rung.name}: {name} {text}", **{name: value})
         for name in ("alpha", "beta")
         for kind, (value, error, text) in values.items()
     }
