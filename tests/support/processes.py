@@ -53,7 +53,7 @@ def forked(work: Callable[[], object]) -> multiprocessing.process.BaseProcess:
 
 
 def os_forked(work: Callable[[], object], seconds: int = 60) -> Callable[[], int]:
-    """As `forked`, where locks may be held at the fork, and ended where it hangs. Call the result for its exit status."""
+    """As `forked`, where locks may be held at the fork, and ended if it hangs. Call the result for its exit status."""
     child = os.fork()
     if child == 0:
         status = 1

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 import torch
 
 from perf.bench import __main__ as bench
-from perf.bench import alone, peers, scores
+from perf.bench import peers, scores
 from perf.common.files import read_json
-from perf.measure import environment
 from perf.measure.providers import CUBLAS, OURS
 from triton_gemm.suites import SUITES, Suite
 from triton_gemm.suites.shapes import Shape, cube
@@ -38,19 +36,6 @@ def test_a_tiny_suite_is_measured(kind: str, tmp_path: Path, monkeypatch: pytest
         ratio = scores.ratio(shape)
         assert ratio is not None
         assert 0.05 < ratio < 20
-
-
-def test_in_turns_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PRODUCTS": (Shape(512, 1024, 768, layout="nt"),), "ALONE_MS": 5.0}.items():
-        monkeypatch.setattr(alone, name, value)
-    monkeypatch.setattr(environment, "RESULTS", tmp_path)
-    assert bench.main(["alone", "--candidates", "3"]) == 0
-    (file,) = tmp_path.rglob(alone.FILE)
-    with file.open(newline="") as opened:
-        base, *others = csv.DictReader(opened)
-    assert base["candidate"] == alone.CUBLAS and base["turns"] == base["alone"] == "1.000" and 2 <= len(others) <= 3
-    for row in others:
-        assert 0 < float(row["turns_us"]) < 1000 and 0.05 < float(row["alone"]) < 20 and 200 < float(row["mhz"]) < 3000
 
 
 @pytest.mark.slow  # torch.compile
