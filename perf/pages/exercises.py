@@ -50,7 +50,7 @@ def spoils(rung: Rung) -> str:
 def _page(exercise: Exercise) -> str:
     name, about = exercise.title.split(": ", 1)
     docstring, _, code = exercise.unfilled[3:].partition('"""')
-    number, rest = exercise.number, docstring.partition("\n")[2].strip()
+    number, rest = exercise.number, re.sub(r"docs/(\w+\.md)", r"[docs/\1](../\1)", docstring.partition("\n")[2].strip())
     commands = (
         f"{PROGRAM} start {number}  # copies {exercise.name}.py into ./gemm_exercises\n"
         f"{PROGRAM} check {number}  # what is wrong with it, or that it is solved"

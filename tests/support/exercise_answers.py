@@ -17,11 +17,14 @@ UNFILLED = {
     "e07_tf32": "1.00073242 becomes 1, and should become 1.00097656",
     "e08_accumulate": "63 times 0.5 is 2048, and should be 2080",
     "e09_split_k": "k = 0 is summed by 3 of the 3 parts",
-    "e10_persistent": "tile (1, 2) of C, counted from 0, is never computed",
+    "e10_persistent": "tile (1, 2) of C, counted from 0, is never computed; each is to be computed once. There are 12 "
+    "tiles and 5 programs: some loop over several.",
     "e11_tma": "coordinates count elements, not tiles",
     "e12_swizzle": "take 8 wavefronts",
     "e13_ring": "nobody goes on: load waits while the phase of `empty` of slot 0 is 0, and it has turned 0 times",
 }
+
+IF = ("rounded = tl.where(x == x, rounded, 0x7FFFE000)", "if x == x:\n        rounded = bits")
 
 # Mistakes: what a solution has, what stands there instead, and what is said of it.
 MISTAKES = [
@@ -44,7 +47,7 @@ MISTAKES = [
         "e09_split_k",
         "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)",
         "K // (BLOCK * SPLIT_K) + 1",
-        "but of 16 x 32 x 48: C is right",
+        "C of 16 x 32 x 48 is right, but a part has 2 of the 3 k-tiles",
     ),
     (
         "e09_split_k",
@@ -151,12 +154,12 @@ MISTAKES = [
         *("e09_split_k", BY_NAME["e09_split_k"].solution),
         "    n = K // BLOCK // SPLIT_K * BLOCK\n    first = part * n\n"
         "    last = tl.where(part == SPLIT_K - 1, K, first + n)\n",
-        "but of 16 x 32 x 232: C is right, but a part has 7 of the 15 k-tiles; the longest needs 5.",
+        "C of 16 x 32 x 232 is right, but a part has 7 of the 15 k-tiles; the longest needs 5. With C of 16 x 32 x 200",
     ),
     (
         *("e09_split_k", BY_NAME["e09_split_k"].solution),
         "    first = part * 80\n    last = tl.minimum(first + 80, K)\n",
-        "but of 16 x 32 x 24: C is right, but a part has 2 of the 2 k-tiles; the longest needs 1.",
+        "C of 16 x 32 x 24 is right, but a part has 2 of the 2 k-tiles; the longest needs 1. With C of 16 x 32 x 200",
     ),
     (
         "e12_swizzle",
@@ -342,6 +345,77 @@ MISTAKES = [
     ("e13_ring", "step // SLOTS % 2", "step // (SLOTS + 1) % 2", "slot 0 is filled with k-tile 3"),
     ("e04_group", "group * GROUP_M + within % rows", "unknown", "NameError: name 'unknown' is not defined"),
     ("e04_group", "group * GROUP_M +", "group * GROUP_M + +)", "SyntaxError"),
+    # What is told of sums, also where a k-tile of A is not whole, or a diagnosis cannot tell.
+    ("e11_tma", "tl.dot(a, b, acc, ", "tl.dot(a, b, ", "C is the last k-tile's product alone"),
+    ("e11_tma", "acc = tl.dot", "acc += tl.dot", "`acc += tl.dot(a, b, acc)` adds acc twice"),
+    ("e11_tma", "tl.dot(a, b,", "tl.dot(a.to(tl.float16), b.to(tl.float16),", "940 of 960 are wrong."),
+    ("e08_accumulate", "acc = tl.dot", "acc += tl.dot", "`acc += tl.dot(a, b, acc)` adds acc twice"),
+    ("e08_accumulate", "acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc=acc) + acc", "adds acc twice"),
+    (
+        "e06_pipeline",
+        "        acc = tl.dot(a, b, acc, ",
+        "        acc = tl.dot(a, b, ",
+        "k-tiles 4, 5, counted from 0, though 6 are",
+    ),
+    ("e06_pipeline", "acc = tl.dot", "tl.dot", "C is 0, though 6 are multiplied"),
+    # Python that takes a block for one value.
+    ("e07_tf32", *IF, "`if x == x:`: an `if` decides once for the whole block: `tl.where(condition, this, that)`"),
+    ("e07_tf32", *(IF[0], IF[1].replace("x == x", "x == x and x == 0")), "an `if` decides once for the whole block"),
+    ("e07_tf32", IF[0], "rounded = rounded if x == x else 0x7FFFE000", "an `if` decides once for the whole block"),
+    ("e07_tf32", IF[0], "while x != x:\n        rounded = 0x7FFFE000", "a `while` decides once for the whole block"),
+    ("e07_tf32", "x == x, rounded", "not (x != x), rounded", "Blocks take `&`, `|` and `~`"),
+    ("e07_tf32", "(bits + 0x1000)", "min(bits + 0x1000, 0xFFFFFFFF)", "of blocks it is `tl.minimum`."),
+    (
+        "e07_tf32",
+        "(bits + 0x1000)",
+        "((bits + 4096) / 8192 * 8192).to(tl.uint32)",
+        "0x3F904000): it is below a tie.",
+    ),
+    (
+        *("e07_tf32", "rounded = (bits"),
+        'rounded = tl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], tl.uint32, True, 1)\n'
+        "    rounded = (bits",
+        "what is right on a GPU does not run here; use integers.",
+    ),
+    ("e12_swizzle", "chunk ^ (row % 8)", "chunk ** (row % 8)", "Exclusive or is `^`."),
+    ("e12_swizzle", "chunk ^ (row % 8)", "[0, 1, 2, 3, 4, 5, 6, 7][chunk]", "a block is no index of a list"),
+    (
+        *("e02_mask", "(rows[:, None] < height) & (columns[None, :] < width)"),
+        *("(rows[None, :] < height) & (columns[:, None] < width)", "The mask's axes are exchanged: rows go down,"),
+    ),
+    (
+        *("e02_mask", "return tl.load(pointers, mask=inside,"),
+        "pointers = ptr + (rows % height)[:, None] * stride + columns[None, :]\n"
+        "    return tl.load(pointers, mask=columns[None, :] < width,",
+        "C is right, but of a matrix of 37 rows and 45 columns `load_tile` gives",
+    ),
+    (
+        *("e02_mask", "return tl.load(pointers, mask=inside,"),
+        "pointers = ptr + rows[:, None] * stride + tl.minimum(columns, width - 1)[None, :]\n"
+        "    return tl.load(pointers, mask=rows[:, None] < height,",
+        "what lies outside of the matrix is 0.",
+    ),
+    # Python's functions of numbers.
+    (
+        "e09_split_k",
+        "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)",
+        "round(K / BLOCK / SPLIT_K)",
+        "Python's `round` knows no value",
+    ),
+    (
+        *("e09_split_k", "steps = tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)"),
+        "import math\n    steps = math.ceil(K / BLOCK / SPLIT_K)",
+        "use `//`. `tl.cdiv` rounds a quotient up.",
+    ),
+    ("e03_tile", "64, 64, 16", "64, 64, 32 / 2", "64 x 64 x 16.0; Triton takes whole numbers, powers of two"),
+    ("e05_beta", "    if HAS_BETA:", "    out = acc\n    if not not HAS_BETA:", "C is 1.0 A B: alpha is missing."),
+    (
+        *("e13_ring", BY_NAME["e13_ring"].solution),
+        *(
+            "    odd = step // SLOTS % 2 == 1\n    return not odd, odd\n",
+            "a phase is an int32, 0 or 1, and no condition",
+        ),
+    ),
 ]
 
 # Other right answers: what the solution has, and what may stand there.
@@ -381,6 +455,18 @@ OTHERS = [
         ),
     ),
     ("e13_ring", "return turn ^ 1, turn", "return (step // SLOTS + 1) & 1, turn"),
+    ("e13_ring", "return turn ^ 1, turn", "return gl.where(turn == 0, 1, 0), gl.minimum(turn, 1)"),
+    ("e13_ring", "return turn ^ 1, turn", "return (turn == 0).to(gl.int32), gl.maximum(turn, 0)"),
+    ("e05_beta", "    if HAS_BETA:", "    if not HAS_BETA:\n        out = alpha * acc\n    else:"),
+    (
+        *("e02_mask", "    return tl.load(pointers, mask=inside, other=0.0)\n"),
+        "    pointers = ptr + (rows % height)[:, None] * stride + (columns % width)[None, :]\n"
+        "    return tl.where(inside, tl.load(pointers), 0.0)\n",
+    ),
+    (
+        *("e09_split_k", "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)"),
+        "tl.ceil(tl.cdiv(K, BLOCK) / SPLIT_K).to(tl.int32)",
+    ),
     (
         "e10_persistent",
         "for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):",
@@ -407,5 +493,19 @@ REFUSED = [
         "for i in range(tiles):\n        tile = tl.program_id(0) + i * tl.num_programs(0)\n"
         "        if tile >= tiles:\n            break",
         "C is right in the interpreter, but Triton's compiler refuses `break`",
+    ),
+    (
+        *("e09_split_k", "tl.cdiv(K, BLOCK)", "triton.cdiv(K, BLOCK)"),
+        "refuses `steps = tl.cdiv(triton.cdiv(K, BLOCK), SPLIT_K)`: in a kernel it is `tl.cdiv`.",
+    ),
+    (
+        "e13_ring",
+        "turn ^ 1, turn",
+        "turn ^ 1, turn and 1",
+        "a phase is an int32, as `.to(gl.int32)` makes of a condition.",
+    ),
+    (
+        *("e13_ring", "step // SLOTS % 2", "divmod(step, SLOTS)[0] % 2"),
+        "C is right in the simulation, but Triton's compiler refuses",
     ),
 ]

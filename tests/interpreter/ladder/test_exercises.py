@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.exercise_answers import BY_NAME, MISTAKES, OTHERS, REFUSED, UNFILLED
 from tests.support.tiers import one
-from triton_gemm.ladder.exercises import EXERCISES, Exercise, checks
+from triton_gemm.ladder.exercises import EXERCISES, Exercise, causes, checks
 
 
 def checked(exercise: Exercise, lines: str, folder: Path, *, compiles: bool = False) -> str | None:
@@ -112,6 +112,19 @@ def test_what_pytorch_computes_is_refused(exercise: Exercise, tmp_path: Path) ->
     for text in texts:
         path.write_text(text)
         assert "a kernel has to compute the result" in (checks.check(exercise, path) or "")
+
+
+def test_another_grid_is_no_answer(tmp_path: Path) -> None:
+    exercise, path = BY_NAME["e10_persistent"], tmp_path / "e10_persistent.py"
+    path.write_text(exercise.unfilled.replace("kernel[(5,)]", "kernel[(M // 16 * (N // 16),)]"))
+    assert "the grid is given, 5 programs" in (checks.check(exercise, path) or "")
+
+
+def test_a_diagnosis_that_fails_leaves_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causes, "multiplied", lambda trace: 1 // 0)
+    exercise = BY_NAME["e08_accumulate"]
+    found = checked(exercise, exercise.solution.replace("tl.dot(a, b, acc)", "tl.dot(a, b)"), tmp_path) or ""
+    assert found.endswith(" are wrong.")
 
 
 def test_a_mistake_in_python_has_its_line(tmp_path: Path) -> None:

@@ -51,14 +51,23 @@ def multiplied(trace: Trace) -> str:
     a, b, c = (trace.operands[name].double() for name in "abc")
     if (steps := -(-a.shape[1] // 16)) > 32 or c.isnan().any():
         return ""
+    a, b = (torch.nn.functional.pad(x, (0, 0, 0, 16 * steps - a.shape[1])) for x in (a.T, b))  # 0, as beyond K
+    a = a.T
     pairs = [(i, j) for i in range(steps) for j in range(steps)]
     products = torch.stack([(a[:, 16 * i :][:, :16] @ b[16 * j :][:16]).flatten() for i, j in pairs], 1)
     times = torch.linalg.lstsq(products, c.reshape(-1, 1)).solution[:, 0]
     found = {pair: round(float(n)) for pair, n in zip(pairs, times, strict=True)} if times.isfinite().all() else {}
     if not torch.allclose(products @ times.round(), c.flatten(), 1e-2, 1e-2):
         return ""
-    if steps > 1 and [pair for pair, n in found.items() if n] == [(steps - 1, steps - 1)]:
+    added = [pair for pair, n in found.items() if n]
+    if steps > 1 and added == [(steps - 1, steps - 1)]:
         return " C is the last k-tile's product alone: each is to be added to the sum of those before."
+    dots = sum(one.kind == "dot" for one in trace.accesses) // len(trace.programs())
+    if len(added) < steps <= dots and trace.counted("a").all() and all(i == j and found[i, j] == 1 for i, j in added):
+        left = ", ".join(str(i) for i, _ in added)
+        kept = f"the sum of the products of k-tiles {left}, counted from 0," if added else "0,"
+        dropped = "the other sums are dropped" if added else "their sums are dropped"
+        return f" C is {kept} though {dots} are multiplied: {dropped}. Is each added to those before?"
     for (i, j), n in sorted(found.items(), key=lambda one: one[0][0] == one[0][1]):
         if i != j and n:
             return f" K-tile {i} of a, counted from 0, is multiplied by k-tile {j} of b."
@@ -74,6 +83,26 @@ def multiplied(trace: Trace) -> str:
             elif n > 1:
                 why = "it is loaded once, and its product must not be added again."
             return f" K-tile {i}, counted from 0, is multiplied {n} times: {why}"
+    return ""
+
+
+def doubled(trace: Trace) -> str:
+    """On `acc += tl.dot(a, b, acc)`."""
+    for node in ast.walk(ast.parse(Path(trace.file).read_bytes())):
+        value = getattr(node, "value", None)
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+            terms = [node.target, node.value]
+        elif isinstance(node, ast.Assign) and isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+            terms = [value.left, value.right]
+        else:
+            continue
+        names = [ast.unparse(term) for term in terms]
+        for dot in (x for x in terms if isinstance(x, ast.Call) and ast.unparse(x.func) == "tl.dot"):
+            acc = [*dot.args[2:3], *(one.value for one in dot.keywords if one.arg == "acc")]
+            if acc and (name := ast.unparse(acc[0])) in names:
+                return (
+                    f" `{name} += tl.dot(a, b, {name})` adds {name} twice: `tl.dot` adds it already, write `{name} =`."
+                )
     return ""
 
 

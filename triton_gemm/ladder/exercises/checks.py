@@ -6,12 +6,11 @@ teaches. Bits are compared with those of the solution.
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,24 +38,11 @@ def check(exercise: Exercise, path: Path, *, compiles: bool = True) -> str | Non
             warnings.simplefilter("ignore")  # of NumPy's, by which the interpreter computes
             CHECKS[exercise.name](_module(path), _solution(exercise))
     except Exception as error:  # whatever the learner's code raises
-        return error_text(error, path) + _hint(exercise, path)
+        return error_text(error, path)
     first = RUNS[0]
-    return refused(path, first.given if isinstance(first, Trace) else RING) if compiles else None
-
-
-def _hint(exercise: Exercise, path: Path) -> str:
-    """On Python in a kernel that means something else there, where the result is wrong."""
-    with suppress(SyntaxError, ValueError):
-        kernels = [node for node in ast.parse(path.read_bytes()).body if getattr(node, "decorator_list", None)]
-        for node in (node for kernel in kernels for node in ast.walk(kernel)):
-            is_not = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-            if is_not or isinstance(node, ast.BoolOp) or (isinstance(node, ast.Compare) and len(node.ops) > 1):
-                return (
-                    " Blocks take `&`, `|` and `~`, as in (x < m) & (y < n), and no `and`, `or`, `not` or `0 <= x < m`."
-                )
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and exercise.name != "e05_beta":
-                return " An index is a whole number: `/` makes fractions, use `//`."
-    return ""
+    if not compiles:
+        return None
+    return refused(path, first.given) if isinstance(first, Trace) else refused(path, RING, "simulation")
 
 
 def _module(path: Path) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ LIMIT_S = 120
 REFUSES = "Triton's compiler refuses"
 
 
-def refused(path: Path, given: Sequence[Any]) -> str | None:
+def refused(path: Path, given: Sequence[Any], where: str = "interpreter") -> str | None:
     """The compiler's error about the kernels that the file's `run` launches for such arguments, or None. Errors that
-    name no line of a kernel, as of a full disk or of no `ptxas`, do not count."""
+    name no line of a kernel, as of a full disk or of no `ptxas`, do not count. where: what ran them."""
     kinds = [[*x.shape, str(x.dtype).rpartition(".")[2]] if isinstance(x, torch.Tensor) else x for x in given]
     with suppress(OSError, subprocess.TimeoutExpired), TemporaryDirectory() as cache:
         environment = {**os.environ, "TRITON_CACHE_DIR": cache, "TRITON_GEMM_USE": "0", "PYTHONWARNINGS": "ignore"}
@@ -34,7 +35,11 @@ def refused(path: Path, given: Sequence[Any]) -> str | None:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
         text = ended.stdout.strip().rpartition("\n")[2]  # the file may print, too
         if text.startswith(REFUSES):
-            return f"C is right in the interpreter, but {text}"
+            return f"C is right in the {where}, but {text}"
+        if (found := re.search(rf"{re.escape(str(path))}:(\d+):\d+: error: (.*)", ended.stderr)) is not None:  # of MLIR
+            line = path.read_text("utf-8").splitlines()[int(found[1]) - 1].strip()
+            phase = ": a phase is an int32, as `.to(gl.int32)` makes of a condition" * ("wait_barrier" in found[2])
+            return f"C is right in the {where}, but {REFUSES} `{line}`: {found[2]}{phase}."
     return None
 
 
@@ -74,6 +79,9 @@ def _sentence(error: BaseException) -> str | None:
             break
         error = error.__cause__
     text: str = getattr(error, "error_message", None) or str(error)
+    if "Did you forget to add @triton" in text:  # a function of Triton that runs outside of kernels
+        called = re.search(r"\btriton\.(\w+)\(", line)
+        text = f"in a kernel it is `tl.{called[1]}`." if called else "it calls a function that runs outside of kernels."
     return f"{REFUSES} `{line}`: {' '.join(text.split())}" if line else None
 
 

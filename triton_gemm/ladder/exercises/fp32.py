@@ -9,12 +9,14 @@ from random import Random
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from ...config import TileConfig
 from ...hardware.gpus import named_device
 from . import causes
 from .questions import equals_product, for_each, make_operands, same_bits, stored_tiles, traced, with_solution
-from .trace import Access, WrongError, matrix
+from .trace import Access, Trace, WrongError, matrix
 
 
 @for_each((64, 96, 8), (32, 160, 8), (64, 64, 4), drawn=lambda r: (32 * r.randint(1, 3), 32 * r.randint(1, 6), 4))
@@ -39,12 +41,39 @@ def mask(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     operands = make_operands(M, N, K)
     trace = traced(exercise, operands, outside=lambda *_: " Lanes there must be masked off.")
     equals_product(trace, cause=causes.beyond_k)
+    for row, column in ((0, 32), (32, 0), (32, 32)):
+        _outside_is_0(exercise, operands["a"], row, column)
+
+
+def _outside_is_0(exercise: Any, x: torch.Tensor, row: int, column: int) -> None:
+    def run(x: torch.Tensor, out: torch.Tensor) -> None:
+        _one_tile[(1,)](x, out, *x.shape, x.stride(0), out.stride(0), row, column, LOAD=exercise.load_tile, BLOCK=16)
+
+    tile = matrix(16, 16, empty=True)
+    Trace(a=x, tile=tile).run(run)
+    wanted = torch.nn.functional.pad(x[row:, column:], (0, 16, 0, 16))[:16, :16]
+    for i, j in (tile != wanted).nonzero().tolist():
+        raise WrongError(
+            f"C is right, but of a matrix of {x.shape[0]} rows and {x.shape[1]} columns `load_tile` gives "
+            f"{float(tile[i, j]):.6g} for [{row + i}, {column + j}], counted from 0, and should give "
+            f"{float(wanted[i, j]):.6g}: what lies outside of the matrix is 0."
+        )
+
+
+@triton.jit
+def _one_tile(
+    x_ptr, out_ptr, height, width, stride, stride_out, row, column, LOAD: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    offs = tl.arange(0, BLOCK)
+    x = LOAD(x_ptr, row + offs, column + offs, height, width, stride)
+    tl.store(out_ptr + offs[:, None] * stride_out + offs[None, :], x)
 
 
 def tile(exercise: Any, solution: Any) -> None:
     m, n, k = (getattr(x, "value", x) for x in (exercise.BLOCK_M, exercise.BLOCK_N, exercise.BLOCK_K))  # tl.constexpr
     if any(not isinstance(x, int) or x < 16 or x & (x - 1) for x in (m, n, k)):
-        raise WrongError(f"the tile is {m!r} x {n!r} x {k!r}; Triton takes powers of two, and `tl.dot` 16 at least.")
+        kinds = "powers of two" if all(isinstance(x, int) for x in (m, n, k)) else "whole numbers, powers of two"
+        raise WrongError(f"the tile is {m!r} x {n!r} x {k!r}; Triton takes {kinds}, and `tl.dot` 16 at least.")
     if (exercise.NUM_WARPS, exercise.NUM_STAGES) != (solution.NUM_WARPS, solution.NUM_STAGES):
         raise WrongError("NUM_WARPS and NUM_STAGES are given, 4 and 3: the tile alone is to be found.")
     gpu, config = named_device("a100"), TileConfig(m, n, k, exercise.NUM_WARPS, exercise.NUM_STAGES)

@@ -11,13 +11,20 @@ from typing import Any
 
 import torch
 
-from .trace import Trace, WrongError, by_kernels, matrix
+from . import causes
+from .trace import Trace, WrongError, by_kernels, matrix, told
 
-# Where an index is none: what Triton says of one in fp32.
-INDICES = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32"), ": `/` makes fp32, use `//`.") | {
+# What errors of Python and Triton do not say.
+ADVICE = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32"), ": `/` makes fp32, use `//`.") | {
+    "'float' object cannot be interpreted": ": `/` makes fractions, use `//`.",
+    "define __round__": ": Python's `round` knows no value of a kernel. `tl.cdiv` rounds a quotient up, `//` down.",
+    "must be real number, not tensor": ": Python's `math` knows no value of a kernel, `tl` has functions for them.",
+    "operand type(s) for **": ": Triton has no `**` of a kernel's values. Exclusive or is `^`.",
+    "inline_asm not supported": ": what is right on a GPU does not run here; use integers.",
     "'NoneType'": ": a function that ends without `return` gives None.",
     "'tuple' object": ": one value is to be returned.",
 }
+RIGHT = "C is right, but "
 DRAWN = 2  # cases of each exercise that its page does not name
 RUNS: list[Any] = []  # what the file that is checked did: traces, or the ring's events
 
@@ -53,8 +60,13 @@ def for_each(
                     if case == cases[0]:
                         raise
                     text = error_text(error, Path(exercise.__file__))
-                    right = form.format(*cases[0])
-                    raise WrongError(f"C {right} is right, but {form.format(*case)}: {text}") from error
+                    right, this = form.format(*cases[0]), form.format(*case)
+                    if text.startswith(RIGHT):
+                        text = (
+                            f"C {this} is right, but {text.removeprefix(RIGHT)} With C {right} there is nothing wrong."
+                        )
+                        raise WrongError(text) from error
+                    raise WrongError(f"C {right} is right, but {this}: {text}") from error
 
         return check
 
@@ -75,7 +87,7 @@ def equals_product(trace: Trace, most: float = 2.0**-20, cause: Callable[[Trace]
         never = trace.counted("c", "store")[row, column] == 0
         raise WrongError(
             f"c[{row}, {column}] {'is never written' if never else value}; {int(wrong.sum())} of {c.numel()} are wrong."
-            + cause(trace)
+            + (told(causes.doubled, trace) or told(cause, trace))
         )
 
 
@@ -98,19 +110,20 @@ def traced(
             trace.run(exercise.run, *more)
         except Exception as error:
             advice = next(
-                (advice for word, advice in {**(errors or {}), **INDICES}.items() if word in error_text(error)), None
+                (advice for word, advice in {**(errors or {}), **ADVICE}.items() if word in error_text(error)), None
             )
             if advice is None:
                 raise
-            raise WrongError(error_text(error) + advice) from None
+            raise WrongError(error_text(error, Path(exercise.__file__)) + advice) from None
     idle = operands.keys() - {access.operand for access in trace.accesses}
     if idle:
         raise WrongError(f"no kernel touches {' and '.join(sorted(idle))}: a kernel has to compute the result.")
     return trace
 
 
-def stored_tiles(trace: Trace, size: int = 16) -> dict[tuple[int, int, int], list[tuple[int, int]]]:
-    """The tiles of C that each program stores; fails unless each tile is stored once."""
+def stored_tiles(trace: Trace, never: str = "") -> dict[tuple[int, int, int], list[tuple[int, int]]]:
+    """The tiles of C that each program stores; fails unless each is stored once. never: advice if one is not."""
+    size = 16
     c = trace.operands["c"]
     found: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for access in trace.of("c", "store"):
@@ -119,7 +132,8 @@ def stored_tiles(trace: Trace, size: int = 16) -> dict[tuple[int, int, int], lis
     for tile in ((i, j) for i in range(c.shape[0] // size) for j in range(c.shape[1] // size)):
         if count[tile] != 1:
             times = f"computed {count[tile]} times" if count[tile] else "never computed"
-            raise WrongError(f"tile {tile} of C, counted from 0, is {times}; each is to be computed once.")
+            advice = never * (not count[tile])
+            raise WrongError(f"tile {tile} of C, counted from 0, is {times}; each is to be computed once.{advice}")
     return found
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
@@ -83,7 +84,35 @@ class _Waits(ast.NodeTransformer):
         if isinstance(node.value, ast.Call) and getattr(node.value.func, "attr", "") == "wait":
             node.value = ast.Yield(ast.Tuple(node.value.args, ast.Load()))
             ast.fix_missing_locations(node)
-        return node
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "to" and len(node.args) == 1:  # of a Python int
+            node = ast.Call(ast.Name("_to", ast.Load()), [node.func.value, *node.args], [])
+        return ast.fix_missing_locations(node)
+
+
+def _to(x: Any, dtype: Any) -> Any:
+    return x.to(dtype) if isinstance(x, torch.Tensor) else int(x)
+
+
+class _Language(SimpleNamespace):
+    """Triton's functions of scalars, as Python's of an int; what else it has as it is."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(gl, name)
+
+
+_LANGUAGE = _Language(
+    where=lambda condition, x, y: x if condition else y,
+    minimum=min,
+    maximum=max,
+    cdiv=lambda x, y: -(-x // y),
+    abs=abs,
+    static_range=range,
+    cast=_to,
+)
 
 
 class Barrier:
@@ -189,6 +218,7 @@ def simulate(
 
     known |= {"tma_load": load_tile, "warpgroup_mma": products.begin, "warpgroup_mma_wait": products.wait}
     known["mbarrier"] = SimpleNamespace(expect=lambda *_: None, arrive=_arrive)
+    known |= {name: _LANGUAGE for name, x in known.items() if x is gl or x is tl} | {"_to": _to}
     known["ring"] = SimpleNamespace(launch=lambda *given: launched.append(given))
     c = torch.empty(BLOCK, BLOCK)
     with by_kernels(a=a, b=b, c=c):
@@ -218,6 +248,11 @@ def simulate(
             raise WrongError(f"nobody goes on: {'; '.join(lines)}.")
         try:
             barrier, phase = waits[ready] = next(roles[ready])
+            if isinstance(phase, bool):
+                raise WrongError(
+                    f"{ready} waits for phase {phase}: a phase is an int32, 0 or 1, and no condition, of "
+                    "which `.to(gl.int32)` makes one."
+                )
             if phase not in (0, 1):
                 why = "a phase is 0 or 1: take it modulo 2" if phase == int(phase) else "`/` makes fractions, use `//`"
                 raise WrongError(f"{ready} waits for phase {phase:g} of {barrier.name}: {why}.")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import ast
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import triton.runtime.interpreter as interpreter
 
 from ...compat import watching
 
@@ -19,6 +23,16 @@ HALO = 32  # elements around a matrix that are not its own
 
 class WrongError(Exception):
     """What is wrong with a filled-in hole, in sentences that teach."""
+
+
+def told(cause: Callable[..., str], *given: Any) -> str:
+    """A sentence on why something is wrong; none where finding it fails, since what is wrong is true without it."""
+    try:
+        return cause(*given)
+    except WrongError:  # of the time limit
+        raise
+    except Exception:
+        return ""
 
 
 class _EnoughError(Exception):
@@ -77,12 +91,14 @@ class Trace:
         self.operands = operands
         self.accesses: list[Access] = []
         self.given: tuple[Any, ...] = ()  # what was called
+        self.file, self.grid = "", (1, 1, 1)  # of what was called, and of its last launch
         self.outside: Callable[[str, int, int], str] = lambda name, row, column: ""
 
     def run(self, function: Callable[..., None], *more: Any, programs: int | None = None) -> Trace:
         """Calls a function of the operands and `more`, and ends it behind so many programs."""
 
         self.given = (*self.operands.values(), *more)
+        self.file = getattr(getattr(function, "__code__", None), "co_filename", "")
         started: set[tuple[int, int, int]] = set()
 
         def seen(kind: str, program: tuple[int, int, int], *access: Any) -> None:
@@ -92,8 +108,9 @@ class Trace:
             self._seen(kind, program, *access)
 
         try:
-            with watching(seen):
+            with watching(seen), _blocks_checked(self.file):
                 function(*self.given)
+                self.grid = interpreter.interpreter_builder.grid_dim
         except Exception as error:  # the interpreter's, about what ended the kernel
             if not isinstance(error.__cause__ or error, _EnoughError):
                 raise
@@ -145,8 +162,11 @@ class Trace:
                 raise WrongError(
                     f"program {named(program)} {verb} {name}[{rows[i]}, {columns[i]}], and {name} has "
                     f"{x.shape[0]} rows and {x.shape[1]} columns, counted from 0."
-                    + self.outside(name, int(rows[i]), int(columns[i]))
-                    + (_alike(inside) if (rows > x.shape[0]).any() else "")  # one row may be `<=` for `<`
+                    + told(self.outside, name, int(rows[i]), int(columns[i]))
+                    + (
+                        told(_alike, inside) * bool((rows > x.shape[0]).any())
+                        or told(_transposed, inside, addresses, x)
+                    )
                 )
             self.accesses.append(Access(kind, program, name, touched, rows, columns))
             return
@@ -155,13 +175,97 @@ class Trace:
 
 
 def _alike(mask: Any) -> str:
-    """On a mask that was given and has no `[:, None]`; Triton repeats one of fewer dimensions in every row."""
+    """On a mask that was given and has no `[:, None]`; Triton repeats one of fewer dimensions in every row. One row too
+    many may be `<=` for `<`."""
     if mask.ndim < 2 or mask.all() or (mask != mask[0]).any():
         return ""
     return (
         f" The mask is the same in every row of the block, as one of shape [{mask.shape[1]}] is: the pointers' "
         f"shape is [{mask.shape[0]}, {mask.shape[1]}], so compare rows[:, None] and columns[None, :]."
     )
+
+
+def _transposed(mask: Any, addresses: Any, x: torch.Tensor) -> str:
+    """On a mask whose axes are exchanged."""
+    offsets = (addresses.astype(np.int64) - x.data_ptr()) // x.element_size()
+    left = (x.stride(0) - x.shape[1]) // 2
+    rows, columns = (offsets + left) // x.stride(0), (offsets + left) % x.stride(0) - left
+    right = (rows >= 0) & (rows < x.shape[0]) & (columns >= 0) & (columns < x.shape[1])
+    if mask.ndim != 2 or mask.shape[0] != mask.shape[1] or (mask == right).all() or (mask != right.T).any():
+        return ""
+    return " The mask's axes are exchanged: rows go down, rows[:, None], and columns across, columns[None, :]."
+
+
+@contextmanager
+def _blocks_checked(file: str) -> Iterator[None]:
+    """Fails where Python asks a block whether it is true, which the interpreter always answers with yes, or makes an
+    index of a fraction, which it cuts off. The compiler refuses both."""
+    patch = interpreter._patch_lang_tensor
+
+    def learners() -> bool:
+        """Whether a line of the file asks, and not the interpreter itself."""
+        return Path(sys._getframe(2).f_code.co_filename).resolve() == Path(file).resolve()
+
+    def patched(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)
+        is_true, index = tensor.__bool__, tensor.__index__
+
+        def is_true_checked(x: Any) -> Any:
+            if x.handle.data.size > 1 and learners():
+                raise WrongError(_line(file, _once))
+            return is_true(x)
+
+        def index_checked(x: Any) -> Any:
+            if x.handle.data.size > 1 and learners():
+                raise WrongError(_line(file, lambda _: "a block is no index of a list, and no bound of a `range`."))
+            if x.dtype.is_floating() and learners():
+                raise WrongError(_line(file, lambda _: WHOLE))
+            return index(x)
+
+        for name, function in (("__bool__", is_true_checked), ("__index__", index_checked)):
+            (scope[0].set_attr if scope else setattr)(tensor, name, function)
+
+    interpreter._patch_lang_tensor = patched
+    try:
+        yield
+    finally:
+        interpreter._patch_lang_tensor = patch
+
+
+WHOLE = (
+    "`range` and Python's `math` want a whole number, and have a fraction: `/` makes fractions, use `//`. `tl.cdiv` "
+    "rounds a quotient up."
+)
+
+
+def _line(file: str, why: Callable[[Sequence[ast.AST]], str]) -> str:
+    """What is wrong with the line of a file that runs, of whose nodes `why` is a sentence."""
+    number = sys._getframe(2).f_lineno
+
+    def said() -> str:
+        text = Path(file).read_text("utf-8")
+        placed = (node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.stmt, ast.expr)))
+        nodes = [node for node in placed if node.lineno <= number <= (node.end_lineno or 0)]
+        return f"line {number}, `{text.splitlines()[number - 1].strip()}`: {why(nodes)}"
+
+    return told(said) or f"line {number}: {why(())}"
+
+
+def _once(nodes: Sequence[ast.AST]) -> str:
+    """On a block that Python takes for one truth value. What has a name alone for a condition may be a constexpr's."""
+    ifs = [node for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.While)) and node.test in nodes]
+    for one in ifs:
+        if not isinstance(one.test, ast.Name):
+            word = "a `while`" if isinstance(one, ast.While) else "an `if`"
+            return f"{word} decides once for the whole block: `tl.where(condition, this, that)` does for each element."
+    for node in nodes:
+        is_not = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+        if is_not or isinstance(node, ast.BoolOp) or (isinstance(node, ast.Compare) and len(node.ops) > 1):
+            return "Blocks take `&`, `|` and `~`, as in (x < m) & (y < n), and no `and`, `or`, `not` or `0 <= x < m`."
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("min", "max"):
+            return f"of blocks it is `tl.{ast.unparse(node.func)}imum`."
+    once = "an `if` decides" if ifs else "Python decides"
+    return f"{once} once for the whole block: `tl.where(condition, this, that)` does for each element."
 
 
 def named(program: Iterable[int]) -> str:

@@ -4,7 +4,7 @@ Sizes are rarely multiples of the tile. What lies behind the last row or column 
 masked load does not touch it, and `other` says what the lane holds instead.
 
 Checked: C of 37 x 29 x 45 and of other sizes in tiles of 16; every address that is read; that masked loads have
-`other`.
+`other`, and that tiles are 0 outside of the matrix.
 """
 
 import triton

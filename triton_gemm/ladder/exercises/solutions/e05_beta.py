@@ -1,7 +1,8 @@
 """Beta: C = alpha A B + beta C reads C only where beta is not 0, and rounds once (k03).
 
 With beta = 0 BLAS does not read C: it may be fresh memory that holds a NaN, and 0 times NaN is NaN. HAS_BETA is known
-when the kernel is compiled, so an `if` on it costs nothing. C is fp16 here, and the sums are fp32.
+when the kernel is compiled, so an `if` on it costs nothing. C is fp16 here, and the sums are fp32. Convert C to fp32
+before it is multiplied: the interpreter multiplies fp16 by a number in fp16, unlike a GPU.
 
 Checked: C with beta = 0 and C full of NaN; the loads of C; the bits of C with beta = -1.5; C with alpha = 0,
 and with other values of both.

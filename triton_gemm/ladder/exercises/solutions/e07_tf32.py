@@ -2,7 +2,8 @@
 
 A tensor core ignores the last 13 bits of an fp32 operand in TF32. Left as they are, that truncates: every operand
 shrinks, and the error of a sum grows with its length. Round to nearest first, ties away from zero, as
-`cvt.rna.tf32.f32` does.
+`cvt.rna.tf32.f32` does. A NaN stays one, also when its last 13 bits are ignored. The interpreter has no inline
+assembly: use integers.
 
 Checked: the bits of the rounded values, of ties, carries, subnormals, infinities and NaNs of both signs among them.
 """

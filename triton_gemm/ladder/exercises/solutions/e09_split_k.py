@@ -1,7 +1,8 @@
 """Split K: where C has fewer tiles than the GPU has SMs, several programs share a tile's K (k09).
 
-Each program sums a part of K into a workspace, and a second kernel adds the parts in order, so that every run has the
-same bits. The parts must cover K once, also where its k-tiles are not a multiple of the parts.
+That is split-K, which docs/glossary.md explains and matmul's kernels do (docs/kernels.md, "Split-K reductions"). Each
+program sums a part of K into a workspace, and a second kernel adds the parts in order, so that every run has the same
+bits. The parts must cover K once, also where its k-tiles are not a multiple of the parts.
 
 Checked: C of K = 200, which is 13 k-tiles of 16, and of other K, in 3 parts; how often each element of A is read;
 where parts begin. The longest part may have a third of the k-tiles, rounded up.
