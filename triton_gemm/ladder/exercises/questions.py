@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import causes
-from .trace import Trace, WrongError, by_kernels, matrix, told
+from .trace import Trace, WrongError, by_kernels, matrix, diagnosis
 
 # What errors of Python and Triton do not say.
 ADVICE = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32"), ": `/` makes fp32, use `//`.") | {
@@ -87,7 +87,7 @@ def equals_product(trace: Trace, most: float = 2.0**-20, cause: Callable[[Trace]
         never = trace.counted("c", "store")[row, column] == 0
         raise WrongError(
             f"c[{row}, {column}] {'is never written' if never else value}; {int(wrong.sum())} of {c.numel()} are wrong."
-            + (told(causes.doubled, trace) or told(cause, trace))
+            + (diagnosis(causes.doubled, trace) or diagnosis(cause, trace))
         )
 
 

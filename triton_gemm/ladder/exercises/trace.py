@@ -25,7 +25,7 @@ class WrongError(Exception):
     """What is wrong with a filled-in hole, in sentences that teach."""
 
 
-def told(cause: Callable[..., str], *given: Any) -> str:
+def diagnosis(cause: Callable[..., str], *given: Any) -> str:
     """A sentence on why something is wrong; none where finding it fails, since what is wrong is true without it."""
     try:
         return cause(*given)
@@ -162,10 +162,10 @@ class Trace:
                 raise WrongError(
                     f"program {named(program)} {verb} {name}[{rows[i]}, {columns[i]}], and {name} has "
                     f"{x.shape[0]} rows and {x.shape[1]} columns, counted from 0."
-                    + told(self.outside, name, int(rows[i]), int(columns[i]))
+                    + diagnosis(self.outside, name, int(rows[i]), int(columns[i]))
                     + (
-                        told(_alike, inside) * bool((rows > x.shape[0]).any())
-                        or told(_transposed, inside, addresses, x)
+                        diagnosis(_alike, inside) * bool((rows > x.shape[0]).any())
+                        or diagnosis(_transposed, inside, addresses, x)
                     )
                 )
             self.accesses.append(Access(kind, program, name, touched, rows, columns))
@@ -242,13 +242,13 @@ def _line(file: str, why: Callable[[Sequence[ast.AST]], str]) -> str:
     """What is wrong with the line of a file that runs, of whose nodes `why` is a sentence."""
     number = sys._getframe(2).f_lineno
 
-    def said() -> str:
+    def quoted() -> str:
         text = Path(file).read_text("utf-8")
         placed = (node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.stmt, ast.expr)))
         nodes = [node for node in placed if node.lineno <= number <= (node.end_lineno or 0)]
         return f"line {number}, `{text.splitlines()[number - 1].strip()}`: {why(nodes)}"
 
-    return told(said) or f"line {number}: {why(())}"
+    return diagnosis(quoted) or f"line {number}: {why(())}"
 
 
 def _once(nodes: Sequence[ast.AST]) -> str:
