@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import causes
-from .trace import Trace, WrongError, by_kernels, matrix, diagnosis
+from .trace import Trace, WrongError, by_kernels, diagnosis, matrix
 
 # What errors of Python and Triton do not say.
 ADVICE = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32"), ": `/` makes fp32, use `//`.") | {
