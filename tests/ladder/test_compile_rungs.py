@@ -275,7 +275,7 @@ def test_k01_and_k02_load_as_often_as_they_say() -> None:
     assert 2 * strip["k01"]["LDG"] == 3 * strip["k01"]["FFMA"] > 0
     assert strip["k02"]["LDG"] == strip["k02"]["LDG.128"] == strip["k02"]["FFMA"] // 4 > 0
     why, came_out = (RUNGS["k01"].header[part] for part in ("Why", "Came out"))
-    assert "next seven steps" in why and "65 wavefronts for a warp's 64 FMAs" in came_out
+    assert "next seven steps" in why and "65 wavefronts for 64 FMAs of a warp" in came_out
 
 
 @pytest.mark.few(shows=lambda number, tile, results, words: {number})
