@@ -25,8 +25,9 @@ Bound by: tensor cores most of the time, at a clock that power sets, as cuBLAS i
     that feed `wgmma`, and tensor cores are no busier. Of the clocks that pass they are idle for 11 %: 3 of these are
     the last wave's, and what the others are is not known, as in k10. The barrier of the counters is no `mbarrier` but a
     `bar.sync`. The three warps without work wait at one `bar.sync`, and the mma warps meet at another for each k-tile,
-    while `wgmma` runs. Which of the two takes longer was not counted. Traffic from L2 does not bind. If it did, tiles
-    of 64 x 128 would be half as fast, as they read twice as much for each FLOP. They are faster than that.
+    while `wgmma` runs. Which of the two takes longer was not counted, nor whether waits for the end of a `wgmma` are
+    among them. Traffic from L2 does not bind. If it did, tiles of 64 x 128 would be half as fast, as they read twice as
+    much for each FLOP. They are faster than that.
 Next: beyond the ladder: a tile chosen by shape, split-K where the last wave is not full, larger tiles.
 
 The roles and barriers are those of CUTLASS's cooperative kernel and of Gluon's tutorials on warp specialisation.
