@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.ladder.clock_model import LATENCY_CLOCKS
-from perf.ladder.drawings import replay, traces
+from perf.ladder.drawings import replay, traces, twins
 from perf.ladder.drawings.traces import LINE, RUNGS, SECTOR
 from perf.ladder.explorer import PAGE as EXPLORER
 from perf.measure.roofline import L2_BYTES_PER_CLOCK
@@ -47,7 +47,10 @@ def warp(rung: str, operand: str) -> Scene:
         used = ("m", "load", row, first % LINE // WORD, 1, access.width // WORD)
         steps.append({"says": text, "cells": [*fresh, used]})
     steps[-1]["says"] += f" Of {len(moved) * SECTOR} bytes the load uses {access.used}."
-    what, note = f"{title(rung)}: one load of {operand.upper()} by a warp", "What stays grey was not moved."
+    wavefronts = 1 + max(twins.turns(range(first // WORD, (first + access.width) // WORD) for first in access.lanes))
+    what = f"{title(rung)}: one load of {operand.upper()} by a warp"
+    note = "What stays grey was not moved. Sectors are what L2 sends where L1 has not kept them. "
+    note += f"L1 takes this load in {wavefronts} wavefronts."
     return scene(rung, what, grids=[grid], steps=steps, note=note)
 
 

@@ -24,7 +24,12 @@ from triton_gemm.ladder.command import spelled
 NOTHING = "No measurement is committed yet; `make report` on a GPU makes one."
 TUNED = (
     "The tuner times the kernel alone, and does not wait until the GPU's clock has settled. *Measured* is the whole "
-    "rung, with what it does to its operands first, in turns with cuBLAS after the clock has settled: the two differ."
+    "rung, with what it does to its operands first, in turns with cuBLAS after the clock has settled: the two differ. "
+    "Only *Measured* compares rungs: one that is faster there may be slower here."
+)
+MODELLED = (
+    "*Modelled, scaled*: the model's clocks without power, scaled so that the best of them have the speed of the "
+    "fastest. The explorer's *modelled* is not scaled, and is at most what power allows."
 )
 WIDE = 1.02  # that runs of a configuration spread
 # What the player shows of the rungs of PLAYED, where it is no clock.
@@ -37,6 +42,7 @@ SECTIONS = {
     "the-gpu": ("bank", "wavefront", "wgmma", "swizzle", "warpgroup"),
     "kernels": ("mbarrier", "predicate"),
     "the-multiplication": ("K-major",),
+    "measuring": ("It waits for",),
 }
 TERMS = {term: section for section, terms in SECTIONS.items() for term in terms}
 PAGE = environment.ROOT / "docs" / "ladder.md"
@@ -107,7 +113,7 @@ def _tuned(rung: Rung, record: Record) -> Iterator[str]:
     for tuning in autotuner.shown(record):
         if tuning.rung == rung:
             yield autotuner.summary(tuning) + _tuned_anew(tuning, record)
-            yield tables.tuning(tuning)
+            yield f"{tables.tuning(tuning)}\n\n{MODELLED}"
 
 
 def _tuned_anew(tuning: autotuner.Tuning, record: Record) -> str:

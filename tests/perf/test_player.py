@@ -38,6 +38,9 @@ def test_a_warps_sectors_are_those_of_the_drawing(scenes: dict[str, Any], rung: 
     assert steps[-1]["says"].endswith(sentence)
     drawn = f"touches {len(moved)} sectors of 32 bytes, of whose {32 * len(moved)} bytes it uses {access.used}"
     assert drawn in caption(rung)
+    wavefronts = {"k01": 32, "k02": 4}[rung]
+    assert scenes[rung]["note"].endswith(f"L1 takes this load in {wavefronts} wavefronts.")
+    assert re.search(rf"what L1 takes\D+{wavefronts} ", caption(rung), re.IGNORECASE)
 
 
 @pytest.mark.parametrize(("rung", "strips"), [("k03", 259), ("k04", 91)])

@@ -15,8 +15,10 @@ Came out: as predicted, but L2 is not the reason. k02 finds most of what it read
     words for 32 FMAs.
 Requires: fp32; any strides; N up to 65,535 tiles, the limit of a grid's second axis.
 Tuning: the tile against the threads. With 64 x 64 on 4 warps a thread has 32 results, and few reads of shared memory
-    for each FMA; on 8 warps it has 16. Smaller tiles also read more from L2. With num_stages = 1 only other programs on
-    the SM hide latency, and registers limit how many there are.
+    for each FMA; on 8 warps it has 16. Smaller tiles also read more from L2. 64 x 32 is slower than 32 x 64 with the
+    same instructions. Lanes of a warp read four rows of its A at once, which share banks, and not two; and a thread
+    takes 80 registers, so that six programs fit, and not seven. What each costs was not counted. With num_stages = 1
+    only other programs on the SM hide latency, and registers limit how many there are.
 Bound by: shared-memory bandwidth, and latency: loads and FMAs alternate (num_stages = 1).
 Next: k04 changes the order of the programs so that L2 is hit more often.
 

@@ -7,8 +7,8 @@ Predicts: twice the rate of k07's product, and no pass: 2.5 times k07, 0.9 of cu
     reach: at 700 W the clock falls. cuBLAS is expected to hold 0.75 of that rate.
 Came out: cuBLAS holds less of the units' rate than expected. The parts of the prediction do not fit each other: 0.75 of
     989 is 742 TFLOPS, and twice k07's product in 0.37 ms is as much. So 2.5 times k07's 299 is all of cuBLAS, and 0.9
-    of it is 2.2 times. On the H200 the factor is smaller: k07, whose pass is bound by memory, is faster there, and k08
-    slower.
+    of it is 2.2 times. On the H200 the factor is smaller. k08 is slower there, and k07 is faster by 44 us: the faster
+    memory saves its pass 27 of them at most. What saves the others is not known; Triton is another, too.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only where sizes and strides are multiples of 16
     elements. Triton knows no finer multiple. If K (for a row-major A) or N (for a row-major B) is not such a multiple,
     that operand's elements are loaded one by one, 2 bytes each, through registers. Rows of a multiple of 8 are loaded
@@ -16,8 +16,8 @@ Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only where s
     these loads do not overlap with products.
 Tuning: as k07's, with twice the depth in the same shared memory: 128 x 256 x 64 in three stages takes 144 KiB. At 512^3
     that tile gives 8 SMs work, and 64 x 128 gives it to 32, so sizes want different tiles.
-Bound by: tensor cores most of the time. The rest is `cp.async`: all warps compute addresses and issue 16-byte copies
-    between their `wgmma`s, and a program's prologue and epilogue overlap nothing.
+Bound by: tensor cores most of the time, at a clock that power sets. The rest is `cp.async`: all warps compute addresses
+    and issue 16-byte copies between their `wgmma`s, and a program's prologue and epilogue overlap nothing.
 Next: k09 keeps a program running from tile to tile.
 
 Port of the published kernels S2.6, S4.4 and S4.5: "The published experiments" in docs/ladder.md.

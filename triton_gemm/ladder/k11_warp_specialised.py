@@ -21,11 +21,13 @@ Tuning: the depth of the ring against the tile. Three slots of 128 x 256 and a t
     kernel stores C in pieces of 64 columns, and has room for four.) Smaller tiles have more: five of 128 x 128 and six
     of 64 x 128, where six and eight would fit. The load partition runs that far ahead. num_warps counts the mma
     partition's warps, each of which needs 16 rows of the tile.
-Bound by: power, as cuBLAS is, which lowers the clock. Of the clocks that pass tensor cores are idle for 11 %: 3 of
-    these are the last wave's, and what the others are is not known, as in k10. The barrier of the counters is no
-    `mbarrier`: the three warps without work stand at one, and the mma warps meet at one for each k-tile, while `wgmma`
-    runs. Which wait longer was not counted. Traffic from L2 does not bind. If it did, tiles of 64 x 128 would be half
-    as fast, as they read twice as much for each FLOP. They are faster than that.
+Bound by: tensor cores most of the time, at a clock that power sets, as cuBLAS is. k10's copies are taken off the warps
+    that feed `wgmma`, and tensor cores are no busier. Of the clocks that pass they are idle for 11 %: 3 of these are
+    the last wave's, and what the others are is not known, as in k10. The barrier of the counters is no `mbarrier` but a
+    `bar.sync`. The three warps without work wait at one `bar.sync`, and the mma warps meet at another for each k-tile,
+    while `wgmma` runs. Which of the two takes longer was not counted, nor whether waits for the end of a `wgmma` are
+    among them. Traffic from L2 does not bind. If it did, tiles of 64 x 128 would be half as fast, as they read twice as
+    much for each FLOP. They are faster than that.
 Next: beyond the ladder: a tile chosen by shape, split-K where the last wave is not full, larger tiles.
 
 The roles and barriers are those of CUTLASS's cooperative kernel and of Gluon's tutorials on warp specialisation.
