@@ -501,7 +501,7 @@ REFUSED = [
     (
         "e13_ring",
         "turn ^ 1, turn",
-        "turn ^ 1, turn and 1",
+        "turn ^ 1, turn.to(gl.int1)",
         "a phase is an int32, as `.to(gl.int32)` makes of a condition.",
     ),
     (
