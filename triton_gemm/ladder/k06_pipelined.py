@@ -9,13 +9,13 @@ Why: a load from L2 takes some 300 clocks, from memory 600 to 800. For k05's k-t
     store to shared memory that other loads need.
 Predicts: k05 waits for one latency and two barriers in each k-tile, about 500 of 2500 clocks: 1.2 times k05, near 0.85
     of cuBLAS.
-Came out: lower over k05, whose three or four programs on an SM had hidden part of that latency before. Its share of
-    cuBLAS is higher than predicted: 0.85 is 1.2 times 0.71, and k05's share is more than 0.71. (0.85 is also the
+Came out: a lower gain over k05, whose three or four programs on an SM already hide part of that latency. Its share
+    of cuBLAS is higher than predicted: 0.85 is 1.2 times 0.71, and k05's share is more than 0.71. (0.85 is also the
     report's target.) By themselves 500 of 2500 clocks would be 1.25 times. They count a program alone on its SM, with a
     latency between L2's and memory's. The drawing waits 984: 600 for memory, and 384 for a transfer of 24 KiB.
-Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides, fast only in multiples of 16, as k05: elsewhere
-    eight of eleven configurations are left out. Workspace for copies of A, and of a B that is not row-major, whose
-    elements would be loaded one by one.
+Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides. It is fast only if sizes are multiples of 16, as
+    k05 is: otherwise eight of eleven configurations are left out. Workspace for copies of A, and of a B that is not
+    row-major, whose elements would be loaded one by one.
 Tuning: num_stages: each is one more k-tile in shared memory, and one more load under way. Triton keeps num_stages - 1
     slots here, because a copy into a slot starts after the last read of the k-tile that was there. Its last operands
     are in registers then. So two stages have one slot, and their loads overlap with the last FFMAs alone. In k08 on
