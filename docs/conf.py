@@ -37,6 +37,7 @@ MENU = {
     ],
     "Results": [
         "performance",
+        "performance-h100",
         "accuracy",
         "reliability",
         "measure",

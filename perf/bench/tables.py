@@ -12,7 +12,6 @@ from typing import Any
 from perf.bench import scores
 from perf.bench.scores import Score, Sweep
 from perf.common import formats
-from perf.common.files import read_json
 from perf.common.formats import Cell
 from perf.measure import environment
 from perf.measure.environment import slug
@@ -139,15 +138,10 @@ def _place(sweep: Sweep) -> tuple[int, str]:
     return known.index(sweep["suite"]) if sweep["suite"] in SUITES else len(known), scores.label(sweep)
 
 
-def committed_calls(results: Path) -> list[Sweep]:
-    """Every sweep of Python's time of a call, made with `--out perf/results/GPU/host`."""
-    return [read_json(path) for path in sorted(results.glob("*/host/*.json"))]
-
-
 def calls(sweeps: Sequence[Sweep]) -> str:
-    """Python's time of a call by provider, of layers among many: the block `host`."""
+    """Python's time of a call by provider, of layers among many, in sweeps of the suites `host`: the block `host`."""
     parts = []
-    for sweep in sweeps:
+    for sweep in (each for each in sweeps if each.get("kind") == "host"):
         rows = (
             {"microseconds a call": key, **{name: _us(result) for name, result in shape["providers"].items()}}
             for key, shape in sweep["shapes"].items()

@@ -4,6 +4,7 @@
 report.md, and for each GPU the shapes of the bench. It draws the pictures of all records again. With `--check` it
 changes nothing and fails where pages are stale.
 A block reads `<!-- results:NAME -->`, its contents, `<!-- /results -->`; the names are in `perf/pages/blocks.py`.
+`results:NAME on GPU` shows one GPU alone, named as its folder of results.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from perf.measure.environment import ROOT
 from perf.pages import architecture, blocks, exercises, rung_page, speed_map
 from perf.pages.results import Results
 
-FILLED = "accuracy architecture exercises ladder models performance precision reliability tuning use"
+FILLED = (
+    "accuracy architecture exercises ladder log/tuning models performance performance-h100 precision reliability tuning use"
+)
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in FILLED.split()),

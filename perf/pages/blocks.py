@@ -27,20 +27,23 @@ from triton_gemm.ladder import LADDER
 
 NO_TUNING = "No tuning is committed yet; `make report ARGS=--tuning` on a GPU makes one."
 NOT_COUNTED = "No counters are committed yet; `make report ARGS=--counters` on a GPU with Nsight Compute makes them."
-BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
-GPU = "H100"  # that README shows
+BLOCK = re.compile(r"(<!-- results:([\w-]+)(?: on ([\w-]+))? -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 FEWEST_MODELS = 5  # cases of training without which a GPU has no line of whole models
 Block = Callable[[Results, Path], str]
 
 
 def filled(text: str, results: Results, folder: Path) -> str:
-    """The page `text`, which lies in `folder`, with its blocks made anew; raises ValueError for an unknown block."""
+    """The page `text`, which lies in `folder`, with its blocks made anew; raises ValueError for an unknown block.
+
+    `results:NAME on GPU` shows only what was measured on that GPU, named as its folder of results.
+    """
 
     def block(match: re.Match[str]) -> str:
-        opening, name, _, closing = match.groups()
+        opening, name, gpu, _, closing = match.groups()
         if name not in BLOCKS:
             raise ValueError(f"no block {name!r}; there are {', '.join(BLOCKS)}")
-        return f"{opening}{BLOCKS[name](results, folder)}\n{closing}"
+        shown = results.on(gpu) if gpu else results
+        return f"{opening}{BLOCKS[name](shown, folder)}\n{closing}"
 
     return BLOCK.sub(block, text)
 
@@ -148,17 +151,17 @@ def _tf32(record: Record) -> str:
 
 
 def _summary(results: Results, folder: Path) -> str:
-    """README's table: of a torch and Triton that pip gives, if there is one, and then of the H100."""
+    """README's table: of a torch and Triton that pip gives, if there is one."""
     return _speeds(_first(results), summary.SUITES, folder, short=True)
 
 
 def _first(results: Results) -> list[list[Sweep]]:
-    return sorted(_sweeps_of_gpus(results), key=lambda sweeps: _order(sweeps[0]["environment"]))[:1]
+    return sorted(_sweeps_of_gpus(results), key=lambda sweeps: _is_apart(sweeps[0]["environment"]))[:1]
 
 
 def _glance(results: Results, folder: Path) -> str:
     """README's first figures, of the sweeps of its table."""
-    models = sorted(results.others.get("models", []), key=lambda record: _order(record["environment"]))[:1]
+    models = sorted(results.others.get("models", []), key=lambda record: _is_apart(record["environment"]))[:1]
     minutes = {
         record["environment"]["triton"]: {
             name.partition(",")[0]: case["ratio"]["median"]
@@ -186,8 +189,9 @@ def _whole_models(results: Results) -> dict[str, dict[str, list[float]]]:
     return {where: kinds for where, kinds in found.items() if len(kinds.get("training", [])) >= FEWEST_MODELS}
 
 
-def _order(made: dict[str, Any]) -> tuple[bool, bool]:
-    return not environment.is_from_pip(made), GPU not in made["gpu"]
+def _is_apart(made: dict[str, Any]) -> bool:
+    """Whether that Triton was installed separately, not with its torch."""
+    return not environment.is_from_pip(made)
 
 
 def _bench(results: Results, folder: Path) -> str:
@@ -220,12 +224,13 @@ def _maps(results: Results, folder: Path, readme: bool = False) -> str:
 
 
 def _precision_picture(results: Results, folder: Path) -> str:
-    """That of the first GPU that has one."""
-    for sweeps in _sweeps_of_gpus(results):
-        file = bench_tables.folder_of(environment.RESULTS, sweeps[0]["environment"]) / bench_tables.PICTURE
-        if len({point.mode for point in bench_tables.points(sweeps)}) > 1:
-            return f"![Speed against error on {sweeps[0]['environment']['gpu']}]({link(file, folder)})"
-    return bench_tables.NOTHING
+    """That of the GPU and Triton with most modes, two at least."""
+    modes = [(len({point.mode for point in bench_tables.points(sweeps)}), sweeps) for sweeps in _sweeps_of_gpus(results)]
+    most, sweeps = max(modes, key=lambda each: each[0], default=(0, []))
+    if most < 2:
+        return bench_tables.NOTHING
+    file = bench_tables.folder_of(environment.RESULTS, sweeps[0]["environment"]) / bench_tables.PICTURE
+    return f"![Speed against error on {sweeps[0]['environment']['gpu']}]({link(file, folder)})"
 
 
 # --- Of both ---
@@ -298,7 +303,7 @@ BLOCKS: dict[str, Block] = {
     "maps": _maps,
     "map": partial(_maps, readme=True),
     "bench": _bench,
-    "host": lambda results, folder: bench_tables.calls(results.calls),
+    "host": lambda results, folder: bench_tables.calls(results.sweeps),
     "precision-picture": _precision_picture,
     "precision": lambda results, folder: bench_tables.precision(results.sweeps),
     "packages": lambda results, folder: architecture.packages(),

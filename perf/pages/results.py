@@ -35,18 +35,27 @@ KINDS: dict[str, Records] = {  # by the block that shows them
 @dataclass(frozen=True)
 class Results:
     """What is committed, in the order of GPUs: reports, sweeps, and records of KINDS. Of each GPU those with its newest
-    Triton; older ones are evidence of docs/log. calls: Python's time of calls."""
+    Triton; older ones are evidence of docs/log."""
 
     records: list[Record]
     sweeps: list[Sweep]
     others: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    calls: list[Sweep] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         sweeps = environment.newest(bench_tables.committed(folder))
         others = {name: environment.newest(kind.committed(folder)) for name, kind in KINDS.items()}
-        return cls(record.committed(folder), sweeps, others, bench_tables.committed_calls(folder))
+        return cls(record.committed(folder), sweeps, others)
+
+    def on(self, gpu: str) -> Results:
+        """What was measured on the GPU whose folder is `gpu`."""
+
+        def measured(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [each for each in records if environment.slug(each["environment"]["gpu"]) == gpu]
+
+        reports = [each for each in self.records if environment.slug(each.environment["gpu"]) == gpu]
+        others = {name: measured(records) for name, records in self.others.items()}
+        return Results(reports, measured(self.sweeps), others)
 
     @cached_property
     def main(self) -> Record | None:
