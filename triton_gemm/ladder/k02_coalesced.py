@@ -1,18 +1,18 @@
 """Coalesced: the same arithmetic, but a warp's lanes run along a row of C.
 
-Changes: against k01, the strip runs along N: one program computes BLOCK_N columns of one row, and a thread four of
-    them.
+Changes: against k01, the strip runs along N, and is 512 long, not 256: one program computes BLOCK_N columns of one row,
+    and a thread four of them, not two.
 Why: a warp's 32 lanes now read neighbouring elements of B, and share one element of A. A lane's four are 16 bytes, a
     warp's 512, in 16 sectors and four wavefronts. They write C in whole lines.
 Predicts: with one column a thread, a step of K takes 2 wavefronts, where k01 needs 33: up to 16 times k01. Each step
     also asks L2 for 128 new bytes of B. An SM gets about 64 bytes a clock from there, which makes 2 clocks, too: 132
     SMs x 1.7 GHz x 64 B / 4 B an FMA = 3.6 T FMA/s = 7 TFLOPS. These sums give 16 times; 10 were predicted, to leave a
     margin.
-Came out: higher. Programs of neighbouring rows run on one SM and find B's row in L1, so L2's rate does not bind. And a
-    thread's four columns share one element of A and one 16-byte load of B: 5 wavefronts for 128 FMAs of a warp, four of
-    each lane, and so 26 times fewer for an FMA than k01's 65 for 64. They keep L1 busy for 78 % of the time, and k01's
-    for all of it: 26 x 0.78 = 20. The twins have one result a thread, and c02 is 12.6 times c01: so much is the index
-    alone.
+Came out: higher. The programs that an SM runs at once have the same columns of B and find its row in L1, so L2's rate
+    does not bind. And a thread's four columns share one element of A and one 16-byte load of B: 5 wavefronts for 128
+    FMAs of a warp, four of each lane, and so 26 times fewer for an FMA than k01's 65 for 64. They keep L1 busy for 78 %
+    of the time, and k01's for all of it: 26 x 0.78 = 20. The twins have one result a thread, and c02 is 12.6 times c01:
+    so much is the index alone.
 Requires: fp32; any strides, coalesced where B and C are row-major.
 Tuning: nothing: one configuration, and no `triton.autotune`.
 Bound by: L1 bandwidth and the latency of loads: there are two loads for every four FMAs, and nothing is kept.

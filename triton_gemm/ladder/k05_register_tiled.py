@@ -15,7 +15,7 @@ Came out: lower. The prediction weighed shared memory alone, and is above the un
     thread holds 4 steps of K of its 16 rows of A, and not 1, which takes up to 48 registers more. So an SM has room for
     two programs of 128 x 64 instead of three. Of the twins c06 reads twice c05's words for an FMA, and is 1.44 times as
     fast. It loads 16 bytes at a time from global memory, where c05 loads 4, and has four times the threads in a block.
-    Which of these matters was not measured.
+    And it stores A transposed, where c05's reads of A conflict on banks. Which of these matters was not measured.
 Requires: fp32; any shape and strides, fast only where sizes and strides are multiples of 16; workspace for a copy of A.
     Elsewhere operands are loaded word by word, and six of seven configurations would spill and are left out.
 Tuning: the shape of a thread's 64 results, and the depth of a k-tile. A deeper one has fewer barriers, and takes more

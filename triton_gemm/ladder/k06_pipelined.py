@@ -1,18 +1,19 @@
 """Pipelined: the loads of the next k-tiles overlap the FMAs of this one.
 
-Changes: against k05, num_stages goes from 1 to between 2 and 4. Triton turns the loop's loads into `cp.async` copies
-    into a ring of tiles in shared memory, and starts them num_stages - 1 iterations ahead. The ring has as many slots:
-    two for three stages, which CUDA C++ calls double buffering.
+Changes: against k05, num_stages goes from 1 to between 2 and 4, and most k-tiles are 16 deep. Triton turns the loop's
+    loads into `cp.async` copies into a ring of tiles in shared memory, and starts them num_stages - 1 iterations ahead.
+    The ring has as many slots: two for three stages, which CUDA C++ calls double buffering.
 Why: a load from L2 takes some 300 clocks, from memory 600 to 800. For k05's k-tile of 64 x 128 x 32 each thread of four
     warps does 2048 FMAs. If the program is alone on its SM, each scheduler has one of its warps, and issues these in
     2048 clocks. Loads that run meanwhile cost issue slots, and no waiting. `cp.async` also saves the registers and the
     store to shared memory that other loads need.
 Predicts: k05 waits for one latency and two barriers in each k-tile, about 500 of 2500 clocks: 1.2 times k05, near 0.85
     of cuBLAS.
-Came out: a lower gain over k05, whose three or four programs on an SM already hide part of that latency. Its share
-    of cuBLAS is higher than predicted: 0.85 is 1.2 times 0.71, and k05's share is more than 0.71. (0.85 is also the
+Came out: a lower gain over k05, whose three or four programs on an SM already hide part of that latency. Its share of
+    cuBLAS is higher than predicted: 0.85 is 1.2 times 0.71, and k05's share is more than 0.71. (0.85 is also the
     report's target.) By themselves 500 of 2500 clocks would be 1.25 times. They count a program alone on its SM, with a
-    latency between L2's and memory's. The drawing waits 984: 600 for memory, and 384 for a transfer of 24 KiB.
+    latency between L2's and memory's. The drawing waits 984: 600 for memory, and 384 for a transfer of 24 KiB. But the
+    assembler splits k05's loads into three groups, so it waits for three latencies.
 Requires: fp32, sm_80 or newer for `cp.async`; any shape and strides. It is fast only if sizes are multiples of 16, as
     k05 is: otherwise eight of eleven configurations are left out. Workspace for copies of A, and of a B that is not
     row-major, whose elements would be loaded one by one.

@@ -2,27 +2,28 @@
 
 Changes: against k06, `tl.dot(input_precision="tf32")`, and a pass before it that rounds the operands to nearest and
     makes both K-major (K contiguous).
-Why: a Hopper SM does 1024 dense TF32 FMAs a clock, eight times its 128 FFMAs. The unit ignores the low 13
-    bits of its operands, which truncates: errors up to 2^-10 and all toward zero, where cuBLAS rounds. And
-    `wgmma` reads TF32 from shared memory only K-major: a row-major B must be transposed somewhere.
-Predicts: the product alone at 0.9 of cuBLAS. The pass reads and writes 4 bytes of every element of A and B:
-    256 MiB at 4096^3, 0.09 ms next to the product's 0.37 ms. Together 0.7 of cuBLAS, 5.5 times k06.
-    Truncated, the error is 2.6 times that of cuBLAS; rounded, equal.
+Why: a Hopper SM does 1024 dense TF32 FMAs a clock, eight times its 128 FFMAs. The unit ignores the low 13 bits of its
+    operands, which truncates: errors up to 2^-10 and all toward zero, where cuBLAS rounds. And `wgmma` reads TF32 from
+    shared memory only K-major: a row-major B must be transposed somewhere.
+Predicts: the product alone at 0.9 of cuBLAS. The pass reads and writes 4 bytes of every element of A and B: 256 MiB at
+    4096^3, 0.09 ms next to the product's 0.37 ms. Together 0.7 of cuBLAS, 5.5 times k06. Truncated, the error is 2.6
+    times that of cuBLAS; rounded, equal.
 Came out: near the factor, as k06 and k07 are both slower than predicted. The predicted 0.46 ms are 299 TFLOPS, 5.5
     times 54, which k06 would have with its predicted 1.2 times k05. The shares do not fit each other: 0.37 ms are 0.9
-    of a cuBLAS with 412 TFLOPS, and 299 are 0.7 of one with 427. The H100's has 355. The pass's 0.09 ms are at
-    a copy's 3.02 TB/s; at page 0's 3.35 they would be 0.08.
-Requires: fp32, sm_80 or newer; any shape and strides, fast only where N and C's strides are multiples of 16;
-    workspace for a rounded copy of A and of B. Elsewhere C is stored word by word, and ten of eleven configurations
-    would spill and are left out.
-Tuning: the tile, first of all: for each FLOP 128 x 256 reads a quarter less from L2 than 128 x 128, and half as
-    much as 64 x 128. Its sums are half the registers of 8 warps, so that one program runs on an SM, and stages hide
-    latency instead of other programs. Small tiles win where large ones leave SMs without work.
+    of a cuBLAS with 412 TFLOPS, and 299 are 0.7 of one with 427. The H100's has 355. The pass's 0.09 ms are at a copy's
+    3.02 TB/s; at page 0's 3.35 they would be 0.08.
+Requires: fp32, sm_80 or newer; any shape and strides, fast only where N and C's strides are multiples of 16; workspace
+    for a rounded copy of A and of B. Elsewhere C is stored word by word, and ten of eleven configurations would spill
+    and are left out.
+Tuning: the tile, first of all: for each FLOP 128 x 256 reads a quarter less from L2 than 128 x 128, and half as much as
+    64 x 128. Its sums are half the registers of 8 warps, so that one program runs on an SM, and stages hide latency
+    instead of other programs. Small tiles win where large ones leave SMs without work.
 Bound by: tensor cores most of the time, and by memory traffic while the pass runs. In one launch the product alone is
-    nearly as fast as cuBLAS in *Measured*, at a higher clock than there. Shared memory is not the limit: at the units'
-    rate `wgmma` asks 80 of the 128 bytes that it gives in a clock, in TF32 as in fp16. Each warpgroup reads its 64 rows
-    of A and all of B: 10 KiB in 128 clocks. Writing the k-tile takes the other 48, of which the counters show little:
-    while tensor cores are busy for 75 % of the clocks they have 53 %, where reads alone make 47 %, and both 75 %.
+    nearly as fast as cuBLAS in *Measured*, at a higher clock than there. Shared memory would just be full by
+    arithmetic. It gives 128 bytes in a clock, and at the units' rate `wgmma` asks 80 of them, in TF32 as in fp16: each
+    warpgroup reads its 64 rows of A and all of B, 10 KiB in 128 clocks. Writing the k-tile takes the other 48. But the
+    counters show little of the writing, so it is not the limit: while tensor cores are busy for 75 % of the clocks they
+    have 53 %, where reads alone make 47 %, and both 75 %.
 Next: k08 halves the operands' bytes.
 
 Port of the published kernel S2.5: "The published experiments" in docs/ladder.md.

@@ -11,10 +11,11 @@ Came out: half the gain over k09 at 4096^3, and more of cuBLAS. The predicted sh
     little busier for it.
 Requires: fp16 or bf16, sm_90 or newer; every operand with one unit stride, the other stride a multiple of 16 bytes, and
     a base aligned to 16 bytes; C row-major, its rows a multiple of 16 bytes long.
-Tuning: the number of warps. 4 can hold a tile of 128 x 128, 128 accumulators a thread, because TMA leaves them the
-    registers of the addresses. 8 divide it, and one warpgroup may multiply while the other waits. The tile of C takes
-    shared memory, which the ring then lacks. 128 x 128 x 32 in three stages has 32 KiB on their way, and 128 x 128 x 64
-    in four has 96: by the model the first waits for latency, and it took what was modelled, within 2 %.
+Tuning: the number of warps. 4 can hold a tile of 128 x 128 x 64, in 168 registers. k09 would spill there, because it
+    needs registers for addresses and predicates, too. 8 divide it, and one warpgroup may multiply while the other
+    waits. The tile of C takes shared memory, which the ring then lacks. 128 x 128 x 32 in three stages has 32 KiB on
+    their way, and 128 x 128 x 64 in four has 96: by the model the first waits for latency, and it took what was
+    modelled, within 2 %.
 Bound by: tensor cores most of the time, at a clock that power sets. The rest was thought to be one instruction stream:
     the warps that wait for tiles, issue copies and store C are those that feed `wgmma`. k11 puts that to the test. The
     last wave has 116 tiles for 132 SMs, which leaves tensor cores idle for 3 % of the whole time.

@@ -6,10 +6,10 @@ Changes: against k10, the kernel says which warps do what, and not Triton's comp
     slots between them.
 Why: k09 and k10 already load the next tile's first k-tiles while C is stored, and k10's store runs by itself. But the
     warps that issue the copies are those that feed the tensor cores: they fill a slot when they come round to it. As
-    compiled for k10 they meet at a barrier four times for each k-tile. Here a warp of its own fills each slot as soon
-    as it is free, and those that multiply meet once. Registers are divided by need: 24 a thread for the load partition,
-    240 for an mma partition of eight warps. (168, in tables of registers, is what each of the 384 threads has at the
-    launch, before they are divided: the load partition is given four warps, of which one works.)
+    Triton 3.9.0 compiles k10, they meet at a barrier four times for each k-tile. Here a warp of its own fills each slot
+    as soon as it is free, and those that multiply meet once. Registers are divided by need: 24 a thread for the load
+    partition, 240 for an mma partition of eight warps. (168, in tables of registers, is what each of the 384 threads
+    has at the launch, before they are divided: the load partition is given four warps, of which one works.)
 Predicts: loads hide the epilogue's stores, and no issue slots are lost between `wgmma`s: 1.05 times k10, 1.00 of
     cuBLAS.
 Came out: lower. The counters say that k10's tensor cores are as busy already, so the copies and issue slots that k11
