@@ -100,6 +100,16 @@ def test_the_ring_in_the_simulator_of_kernels(phases: str, right: bool) -> None:
     assert equal == right
 
 
+def test_what_a_file_lacks_outside_of_its_hole() -> None:
+    """Comments, docstrings and what is added do not count."""
+    for exercise in EXERCISES:
+        for lines in (exercise.before, exercise.solution):
+            assert exercise.missing(exercise.filled(lines).replace("# FILL IN", "more = 1  #")) == []
+    swizzle = EXERCISES[11]
+    text = swizzle.filled(swizzle.solution)
+    assert swizzle.missing(text.replace("tl.debug_barrier()", "pass")) == ["tl.debug_barrier()"]
+
+
 def test_it_copies_and_keeps_what_was_filled_in(run: Run) -> None:
     status, out, _ = run("start")
     assert status == 0 and "13 of 13 exercises copied to gemm_exercises." in out
@@ -118,11 +128,13 @@ def test_it_lists_and_checks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(f"{exercise.number:>2} {exercise.title}" in out for exercise in EXERCISES)
     run("start", "--folder", "here")
     first, second = (Path("here") / f"{exercise.name}.py" for exercise in EXERCISES[:2])
-    first.write_text(EXERCISES[0].filled(EXERCISES[0].solution))
+    solved = EXERCISES[0].filled(EXERCISES[0].solution)
+    first.write_text(solved.replace("def run(a, b, c):", "def run(a, b, c, *_):"))
     second.write_text(EXERCISES[1].filled("    return unknown\n"))
     status, out, _ = run("--folder", "here")
     assert status == 0
-    assert out.count("to do") == 11 and out.count("solved\n") == 1 and "1 of 13 solved." in out
+    outside = "     solved. Outside of the hole it has no `def run(a, b, c):`: not all is checked there.\n"
+    assert out.count("to do") == 11 and out.count(outside) == 1 and "1 of 13 solved." in out
     assert re.search("line [0-9]+: NameError: name 'unknown' is not defined", out)
     status, out, _ = run("check", "1", "--folder", "here")
     assert status == 0 and "1 of 1 solved." in out

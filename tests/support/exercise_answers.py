@@ -99,6 +99,9 @@ MISTAKES = [
         "but with 2 slots, 13",
     ),
     ("e13_ring", "step // SLOTS % 2", "step // SLOTS", "a phase is 0 or 1: take it modulo 2."),
+    ("e13_ring", "turn ^ 1", "(step // SLOTS - 1) % 2", "`%` keeps the sign of its left operand, and `& 1` takes"),
+    ("e13_ring", "turn ^ 1", "~turn % 2", "`%` keeps the sign of its left operand, and `& 1` takes"),
+    ("e13_ring", "turn ^ 1", "(step - SLOTS) // SLOTS % 2", "`%` keeps the sign of its left operand"),
     ("e12_swizzle", "return chunk", "chunk", "a function that ends without `return` gives None."),
     ("e02_mask", "mask=inside", "mask=not inside", "no `and`, `or`, `not`"),
     (
@@ -211,6 +214,12 @@ MISTAKES = [
     ("e04_group", "tl.minimum(num_m - group * GROUP_M, GROUP_M)", "GROUP_M", "reads a[160, 0]"),
     (
         "e04_group",
+        "group * GROUP_M + within % rows, within // rows",
+        "within // rows, within % rows",
+        "is the row given first",
+    ),
+    (
+        "e04_group",
         "within % rows, within // rows",
         "within % rows, within / rows",
         "float32: `/` makes fp32, use `//`.",
@@ -228,7 +237,7 @@ MISTAKES = [
     ("e05_beta", "        out +=", "        out = acc +", "C is 1.0 A B + -1.5 C: alpha is missing."),
     ("e05_beta", ".to(tl.float32)\n", "\n", "In the interpreter `beta * tl.load(c_ptrs)` has C's dtype"),
     ("e05_beta", "        out += beta *", "        out += alpha * beta *", "it is 0.7 (A B - 1.5 C)."),
-    ("e05_beta", "out += beta", "out -= beta", "is not 0.7 A B - 1.5 C, even but for rounding"),
+    ("e05_beta", "out += beta", "out -= beta", "is not 0.7 A B - 1.5 C, and rounding is not all"),
     (
         *("e05_beta", "out += beta * tl.load(c_ptrs).to(tl.float32)"),
         "out = alpha * (acc + beta / alpha * tl.load(c_ptrs).to(tl.float32))",
@@ -281,10 +290,20 @@ MISTAKES = [
         "it is subnormal, below a tie",
     ),
     ("e07_tf32", "bits + 0x1000", "bits + 0x1000 - ((bits >> 13) & 1)", "not to odd"),
-    ("e07_tf32", " & 0xFFFFE000", "", "the last 13 bits are to be cleared"),
+    ("e07_tf32", " & 0xFFFFE000", "", "its last 13 bits are not all 0"),
+    ("e07_tf32", "(bits + 0x1000) & 0xFFFFE000", "(bits & 0xFFFFE000) + 0x1000", "its last 13 bits are not all 0"),
+    ("e07_tf32", "0xFFFFE000", "0xFFFFF000", "its last 13 bits are not all 0"),
+    ("e07_tf32", "0xFFFFE000", "0xFFFFC000", "14 bits are cleared, so that 9 of mantissa are kept"),
     ("e07_tf32", "(bits + 0x1000) & 0xFFFFE000", "(bits + 0x8000) & 0xFFFF0000", "as in bf16"),
     ("e07_tf32", "(bits + 0x1000) & 0xFFFFE000", "(bits + 0x800) & 0xFFFFF000", "11 bits of mantissa are kept"),
     ("e08_accumulate", "b, acc)", "b, acc.to(tl.float16))", "AssertionError: `tl.dot` adds to sums in fp32"),
+    (
+        "e08_accumulate",
+        "(a, b, acc)",
+        "(a.to(tl.float32), b, acc)",
+        "Got fp32 and fp16: give `tl.dot` a and b as they are",
+    ),
+    ("e08_accumulate", "(a, b, acc)", "(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)", "bf16 is multiplied as bits"),
     ("e08_accumulate", "tl.dot(a, b, acc)", "acc + tl.dot(a, b).to(tl.float16)", "be it a k-tile's product"),
     (
         *("e08_accumulate", BY_NAME["e08_accumulate"].solution),
@@ -381,7 +400,10 @@ MISTAKES = [
     ("e12_swizzle", "chunk ^ (row % 8)", "[0, 1, 2, 3, 4, 5, 6, 7][chunk]", "a block is no index of a list"),
     (
         *("e02_mask", "(rows[:, None] < height) & (columns[None, :] < width)"),
-        *("(rows[None, :] < height) & (columns[:, None] < width)", "The mask's axes are exchanged: rows go down,"),
+        *(
+            "(rows[None, :] < height) & (columns[:, None] < width)",
+            "Either the mask's axes are exchanged: rows go down,",
+        ),
     ),
     (
         *("e02_mask", "return tl.load(pointers, mask=inside,"),

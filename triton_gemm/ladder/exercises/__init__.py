@@ -7,6 +7,7 @@ end, so that there is one source of both.
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,6 +69,26 @@ class Exercise:
     def unfilled(self) -> str:
         """The exercise's file as a learner gets it."""
         return self.filled(self.before)
+
+    def missing(self, text: str) -> list[str]:
+        """Lines of the exercise outside of its hole that a file's `text` lacks, as `ast` writes them."""
+        outside, there = (_statements(one) for one in (self.filled(f"{self._hole['indent']}pass\n"), text))
+        return [line for line in outside if line not in there and line != "pass"]
+
+
+def _statements(text: str) -> list[str]:
+    """Its lines without comments, docstrings and indentation."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", [])
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            body[0] = ast.Pass()
+    return [line.strip() for line in ast.unparse(tree).splitlines() if line.strip()]
 
 
 EXERCISES = tuple(

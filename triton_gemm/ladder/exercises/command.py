@@ -136,10 +136,12 @@ def _check(chosen: Sequence[Exercise], folder: Path, *, listing: bool, as_json: 
             except SystemExit as left:
                 message = f"it ends Python, by SystemExit({left.code!r})"
             wrong = message and (f"not filled in yet: {message}" if wrong else message)
+        lost = exercise.missing(text) if text is not None and wrong is None else []
         one = {"number": exercise.number, "name": exercise.name, "title": exercise.title}
         found.append({**one, "solved": wrong is None, "wrong": wrong})
         if not as_json and folder.is_dir():
-            print(f"     {wrong or 'solved'}", flush=True)
+            more = f" Outside of the hole it has no `{lost[0]}`: not all is checked there." if lost else ""
+            print(f"     {wrong or 'solved'}{'.' * bool(more)}{more}", flush=True)
         if show and text is not None and not (listing and wrong):
             print(f"     {_shown(exercise, path, message)}", file=sys.stderr if as_json else sys.stdout)
     unsolved = sum(not one["solved"] for one in found)

@@ -101,7 +101,8 @@ def tile(exercise: Any, solution: Any) -> None:
 )
 def group(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     two = {"iterable": ": `tile_of` returns two values, a row and a column."}
-    trace = traced(exercise, make_operands(M, N, K), errors=two)
+    order = f" Rows of tiles are 0 to {M // 16 - 1}: is the row given first, and has the last group fewer, if it must?"
+    trace = traced(exercise, make_operands(M, N, K), outside=lambda *_: order, errors=two)
     found = [tiles[0] for tiles in stored_tiles(trace).values()]
     equals_product(trace)
     in_groups = [
@@ -148,7 +149,7 @@ def beta(exercise: Any, solution: Any) -> None:
             raise WrongError(f"with alpha = 0.7 and beta = -1.5 C is {alpha} A B + {beta} C: {what} is missing.")
     if not torch.allclose(found, wanted.double(), 2.0**-6, 2.0**-6):
         all_scaled = torch.allclose(found, 0.7 * (product - 1.5 * before), 2.0**-6, 2.0**-6)
-        why = "it is 0.7 (A B - 1.5 C)" if all_scaled else "even but for rounding"
+        why = "it is 0.7 (A B - 1.5 C)" if all_scaled else "and rounding is not all that differs"
         raise WrongError(f"with alpha = 0.7 and beta = -1.5 C is not 0.7 A B - 1.5 C, {why}.")
     same = same_bits(operands["c"], wanted)
     if not same.all():

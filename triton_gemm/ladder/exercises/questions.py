@@ -114,7 +114,7 @@ def traced(
             )
             if advice is None:
                 raise
-            raise WrongError(error_text(error, Path(exercise.__file__)) + advice) from None
+            raise WrongError(error_text(error, Path(exercise.__file__)).rstrip(": ") + advice) from None
     idle = operands.keys() - {access.operand for access in trace.accesses}
     if idle:
         raise WrongError(f"no kernel touches {' and '.join(sorted(idle))}: a kernel has to compute the result.")

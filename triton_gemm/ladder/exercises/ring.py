@@ -74,7 +74,23 @@ def launch(load: Any, multiply: Any, a: torch.Tensor, b: torch.Tensor, c: torch.
 
 
 class _Waits(ast.NodeTransformer):
-    """Has a function stop where it waits: it yields the barrier and the phase."""
+    """Has a function stop where it waits: it yields the barrier and the phase. Its `//` and `%` truncate, as Triton's
+    do."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            return node
+        name = "_quotient" if isinstance(node.op, ast.FloorDiv) else "_remainder"
+        call = ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        if not isinstance(node.target, ast.Name):
+            return self.generic_visit(node)
+        value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+        made = ast.Assign([node.target], ast.copy_location(value, node))
+        return self.visit(ast.fix_missing_locations(ast.copy_location(made, node)))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         node.decorator_list = []
@@ -91,6 +107,14 @@ class _Waits(ast.NodeTransformer):
         if isinstance(node.func, ast.Attribute) and node.func.attr == "to" and len(node.args) == 1:  # of a Python int
             node = ast.Call(ast.Name("_to", ast.Load()), [node.func.value, *node.args], [])
         return ast.fix_missing_locations(node)
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    return -(-x // y) if (x < 0) != (y < 0) else x // y
+
+
+def _remainder(x: Any, y: Any) -> Any:
+    return x % y if isinstance(x, str) else x - y * _quotient(x, y)
 
 
 def _to(x: Any, dtype: Any) -> Any:
@@ -218,7 +242,8 @@ def simulate(
 
     known |= {"tma_load": load_tile, "warpgroup_mma": products.begin, "warpgroup_mma_wait": products.wait}
     known["mbarrier"] = SimpleNamespace(expect=lambda *_: None, arrive=_arrive)
-    known |= {name: _LANGUAGE for name, x in known.items() if x is gl or x is tl} | {"_to": _to}
+    known |= {name: _LANGUAGE for name, x in known.items() if x is gl or x is tl}
+    known |= {"_to": _to, "_quotient": _quotient, "_remainder": _remainder}
     known["ring"] = SimpleNamespace(launch=lambda *given: launched.append(given))
     c = torch.empty(BLOCK, BLOCK)
     with by_kernels(a=a, b=b, c=c):
@@ -255,6 +280,8 @@ def simulate(
                 )
             if phase not in (0, 1):
                 why = "a phase is 0 or 1: take it modulo 2" if phase == int(phase) else "`/` makes fractions, use `//`"
+                if phase < 0 and phase == int(phase):
+                    why = "a phase is 0 or 1. `%` keeps the sign of its left operand, and `& 1` takes the last bit"
                 raise WrongError(f"{ready} waits for phase {phase:g} of {barrier.name}: {why}.")
             if barrier.turns % 2 == phase and not barrier.coming:
                 events.append((ready, "wait", -1, ""))

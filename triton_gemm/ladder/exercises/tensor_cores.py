@@ -42,7 +42,7 @@ ROUNDINGS: list[tuple[Callable[[torch.Tensor], torch.Tensor], str]] = [
     (lambda x: (x + 0xFFF + (x >> 13 & 1)) & -0x2000, "ties go to even here, and should go away from zero"),
     (lambda x: (x + 0x8000) & -0x10000, "7 bits of mantissa are kept, as in bf16, and TF32 keeps 10"),
     (lambda x: (x + 0x800) & -0x1000, "11 bits of mantissa are kept, and TF32 keeps 10"),
-    (lambda x: x + 0x1000, "the last 13 bits are to be cleared, once half of the last one that stays is added"),
+    (lambda x: (x + 0x1000) & -0x4000, "14 bits are cleared, so that 9 of mantissa are kept, and TF32 keeps 10"),
 ]
 
 
@@ -61,7 +61,13 @@ def tf32(exercise: Any, solution: Any) -> None:
         sizes, rounded = bits & 0x7FFFFFFF, found & 0x7FFFFFFF
         why = next((text for round_bits, text in ROUNDINGS if torch.equal(rounded, round_bits(sizes))), "")
         lost = same_bits(out.abs(), wanted.abs()) & wrong
-        if not why and lost.any():
+        if not why and ((rounded & 0x1FFF) != 0).any():
+            i = int(((out.view(torch.int32) & 0x1FFF) != 0).logical_and(wrong).nonzero()[0, 1])
+            why = (
+                "its last 13 bits are not all 0. Half of the last bit that stays is added first, and then they are "
+                "cleared; `+` binds closer than `&`"
+            )
+        elif not why and lost.any():
             i, why = int(lost.nonzero()[0, 1]), "it lost its sign"
         elif not why and i < len(FLOATS):
             why = f"it is {FLOATS[i][2]}"
@@ -75,6 +81,8 @@ def tf32(exercise: Any, solution: Any) -> None:
         raise WrongError(
             f"the NaN of bits 0x{_bits(x, i):08X} becomes bits 0x{_bits(out, i):08X}. A NaN stays one: a tensor core "
             "ignores the last 13 bits, so that a bit of the mantissa above them has to be set."
+            + " Bits are integers: `tl.where` made one of a NaN."
+            * (_bits(out, i) == 0x80000000)
         )
 
 
@@ -82,7 +90,8 @@ def _bits(x: torch.Tensor, i: int) -> int:
     return int(x.view(torch.int32)[0, i]) & 0xFFFFFFFF
 
 
-AS_THEY_ARE = "fp32 operands do not run on fp16's tensor cores: give `tl.dot` a and b as they are, in fp16."
+AS_THEY_ARE = "give `tl.dot` a and b as they are, in fp16."
+NO_FP32 = f"fp32 operands do not run on fp16's tensor cores: {AS_THEY_ARE}"
 
 
 def accumulate(exercise: Any, solution: Any) -> None:
@@ -97,8 +106,9 @@ def _not_lost(exercise: Any) -> None:
     operands["a"].fill_(1.0)
     operands["b"].fill_(1 / 32)  # a k-tile of 16 adds 0.5, but the first, which adds 2048
     operands["b"][:16].fill_(128.0)
-    errors = {"AssertionError": "`tl.dot` adds to sums in fp32, and was given some in another dtype."}
-    errors["rounds fp32 operands"] = f" But {AS_THEY_ARE}"
+    errors = {"must be same dtype": ": give `tl.dot` a and b as they are, in fp16."}
+    errors["AssertionError"] = ": `tl.dot` adds to sums in fp32, and was given some in another dtype."
+    errors["rounds fp32 operands"] = f" But {NO_FP32}"
     traced(exercise, operands, errors=errors)
     value = float(operands["c"][0, 0])
     if value == 2048:
@@ -112,7 +122,8 @@ def _not_lost(exercise: Any) -> None:
 def _rounded_once(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     operands = make_operands(M, N, K, torch.float16)
     trace = traced(exercise, operands)
-    equals_product(trace, 2.0**-8, lambda trace: causes.added_in_bf16(trace) or causes.multiplied(trace))
+    other = f" In the interpreter bf16 is multiplied as bits: {AS_THEY_ARE}" * bool(trace.of("bf16", "dot"))
+    equals_product(trace, 2.0**-8, lambda trace: other or causes.added_in_bf16(trace) or causes.multiplied(trace))
     a, b, c = (operands[name].double() for name in "abc")
     # What sums in fp32 may become, added in whatever order: rounding to fp16 keeps their order.
     least, most = ((a @ b + error * (a.abs() @ b.abs())).half() for error in (-(2.0**-20), 2.0**-20))
@@ -126,7 +137,7 @@ def _rounded_once(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
             f"in whatever order they are added: {why}"
         )
     if trace.of("fp32", "dot"):
-        raise WrongError(f"C is right, but {AS_THEY_ARE}")
+        raise WrongError(f"C is right, but {NO_FP32}")
     if not trace.of("fp16", "dot"):
         raise WrongError("C is right, but no `tl.dot` multiplies a and b, and tensor cores do nothing else.")
 

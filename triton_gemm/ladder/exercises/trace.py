@@ -110,7 +110,7 @@ class Trace:
         try:
             with watching(seen), _blocks_checked(self.file):
                 function(*self.given)
-                self.grid = interpreter.interpreter_builder.grid_dim
+                self.grid = getattr(interpreter.interpreter_builder, "grid_dim", self.grid)  # if there was a launch
         except Exception as error:  # the interpreter's, about what ended the kernel
             if not isinstance(error.__cause__ or error, _EnoughError):
                 raise
@@ -145,7 +145,10 @@ class Trace:
             return
         addresses, inside = np.broadcast_arrays(addresses, mask.astype(bool))
         if kind == "load" and not inside.all() and not other:
-            raise WrongError("a masked load without `other`: on a GPU masked lanes hold anything; pass other=0.0.")
+            raise WrongError(
+                "a masked load without `other`: on a GPU masked lanes hold anything; pass other=0.0, also where "
+                "`tl.where` replaces them."
+            )
         touched = addresses[inside].astype(np.int64)
         verb = "reads" if kind == "load" else "writes"
         for name, x in self.operands.items():
@@ -186,14 +189,17 @@ def _alike(mask: Any) -> str:
 
 
 def _transposed(mask: Any, addresses: Any, x: torch.Tensor) -> str:
-    """On a mask whose axes are exchanged."""
+    """On a mask whose axes are exchanged, and on one of elements' numbers, which may be the same."""
     offsets = (addresses.astype(np.int64) - x.data_ptr()) // x.element_size()
     left = (x.stride(0) - x.shape[1]) // 2
     rows, columns = (offsets + left) // x.stride(0), (offsets + left) % x.stride(0) - left
     right = (rows >= 0) & (rows < x.shape[0]) & (columns >= 0) & (columns < x.shape[1])
-    if mask.ndim != 2 or mask.shape[0] != mask.shape[1] or (mask == right).all() or (mask != right.T).any():
+    exchanged = mask.ndim == 2 and mask.shape[0] == mask.shape[1] and bool((mask == right.T).all())
+    if (mask == right).all() or not (exchanged or (mask == (offsets < x.numel())).all()):
         return ""
-    return " The mask's axes are exchanged: rows go down, rows[:, None], and columns across, columns[None, :]."
+    number = "it compares an element's number alone, which a lane beyond its row's end has, too: compare both indices."
+    axes = "the mask's axes are exchanged: rows go down, rows[:, None], and columns across, columns[None, :]."
+    return f" Either {axes} Or {number}" if exchanged else f" Is it that {number.replace(': compare', '? Compare')}"
 
 
 @contextmanager
