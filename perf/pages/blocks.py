@@ -225,7 +225,9 @@ def _maps(results: Results, folder: Path, readme: bool = False) -> str:
 
 def _precision_picture(results: Results, folder: Path) -> str:
     """That of the GPU and Triton with most modes, two at least."""
-    modes = [(len({point.mode for point in bench_tables.points(sweeps)}), sweeps) for sweeps in _sweeps_of_gpus(results)]
+    modes = [
+        (len({point.mode for point in bench_tables.points(sweeps)}), sweeps) for sweeps in _sweeps_of_gpus(results)
+    ]
     most, sweeps = max(modes, key=lambda each: each[0], default=(0, []))
     if most < 2:
         return bench_tables.NOTHING
