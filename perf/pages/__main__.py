@@ -25,8 +25,8 @@ from perf.pages import architecture, blocks, exercises, rung_page, speed_map
 from perf.pages.results import Results
 
 FILLED = (
-    *"accuracy architecture exercises ladder log/tuning models".split(),
-    *"performance performance-h100 precision reliability tuning use".split(),
+    *["accuracy", "architecture", "exercises", "ladder", "log/tuning", "models"],
+    *["performance", "performance-h100", "precision", "reliability", "tuning", "use"],
 )
 PAGES = (
     ROOT / "README.md",
