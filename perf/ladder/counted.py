@@ -19,8 +19,9 @@ WORTH_SAYING = 0.05  # of the cycles between a warp's instructions
 MOST_WAITS = 3
 NOTE = (
     "Shares of each unit's peak rate at the launch's own clock, while the kernel that multiplies runs, with cold "
-    "caches. L2's bytes are what it sent to the SMs and took from them; those of DRAM were read and written. The least "
-    "are those of A and B read once and C written once. Copies of operands are in the bytes, and not in the shares. "
+    "caches. L2's bytes are what the SMs received from it and sent to it. L2 itself does less, as one request probably "
+    "serves several SMs that ask for a line at about one time. DRAM's bytes were read and written. The least are those "
+    "of A and B read once and C written once. Copies of operands are in the bytes, and not in the shares. "
     "*Ready* is the share of a warp's time in which it could issue, and another warp did: where it is large, issue "
     "slots are scarce. *A barrier* is one at which threads of a block meet, and no mbarrier. The FMA pipe also "
     "multiplies and adds integers, as for addresses: in k01 and k02 these are a large part of its share. L2's share is "

@@ -150,7 +150,7 @@ def glance(
         lines.append(f"- Whole models and `examples/gpt.py`, torch's time over ours ({place}): {each}.")
     for triton, shares in minutes.items():
         each = ", ".join(f"{model} {share:.2f}" for model, share in shares.items())
-        alone = "" if any(triton in place for place in models) else ", no other case is measured with it"
+        alone = "" if any(triton in place for place in models) else ", with which no other model was measured"
         lines.append(f"- Tokens in the first minute of a process, ours over torch's (Triton {triton}{alone}): {each}.")
     table += "\n\n" + "\n".join(lines)
     return f"One {where(sweeps[0])}:\n\n{table}"

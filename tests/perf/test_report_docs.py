@@ -175,7 +175,9 @@ def test_the_first_figures_are_faster_even_or_slower_as_they_are_measured() -> N
     minutes = {name: case for name, case in cases.items() if name.endswith("first minute")}
     alone = block("glance", Results([], sweeps, {"models": [models[0], models[1] | {"cases": minutes}]})).splitlines()
     *_, last = found[:-1]
-    assert alone[-2] == last.replace("3.6.0)", "3.6.0, no other case is measured with it)") and found[-4] == alone[-3]
+    assert (
+        alone[-2] == last.replace("3.6.0)", "3.6.0, with which no other model was measured)") and found[-4] == alone[-3]
+    )
     assert summary.GLANCE.keys() <= summary.SUITES.keys()
     assert len((pages.ROOT / "README.md").read_text().splitlines()) <= 130
 

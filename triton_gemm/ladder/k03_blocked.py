@@ -4,21 +4,21 @@ Changes: against k02, a program computes BLOCK_M x BLOCK_N results and steps thr
 Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, a tile of B BLOCK_M times. There are no
     tensor cores for IEEE fp32: `tl.dot` becomes FFMAs, and each thread computes small outer products. Threads share
     both tiles through shared memory: Triton stores them there before `tl.dot`, which the source does not show.
-Predicts: L2 traffic falls by a factor of the tile's edge (32 to 64), and shared-memory reads become the limit. A
-    thread with 4 x 4 results reads 8 words for 16 FMAs, one with 8 x 4 results 12 words for 32. Against k02's
-    predicted 2 words for one FMA these sums give 4 to 5 times; 3 to 4 times k02 were predicted, to leave a margin.
+Predicts: L2 traffic falls by a factor of the tile's edge (32 to 64), and shared-memory reads become the limit. A thread
+    with 4 x 4 results reads 8 words for 16 FMAs, one with 8 x 4 results 12 words for 32. Against k02's predicted 2
+    words for one FMA these sums give 4 to 5 times; 3 to 4 times k02 were predicted, to leave a margin.
 Came out: as predicted, but L2 is not the reason. k02 finds most of what it reads in L1, and its traffic from L2 is
     small already. The bytes loaded through L1, which bound k02, fall 32 times, by half the tile's edge: those of B fall
     64 times, and those of A rise, as a program of k02 uses an element of A 512 times. k03 is faster than its twin
-    because its threads have more results, not because it is written in Triton. A thread of c03 has one result. For
-    32 FMAs it issues 40 loads, 8 of which read 4 words of A each. A thread of k03 has 32 results, and reads 12
-    words for 32 FMAs.
+    because its threads have more results, not because it is written in Triton. A thread of c03 has one result. For 32
+    FMAs it issues 40 loads, 8 of which read 4 words of A each. A thread of k03 has 32 results, and reads 12 words for
+    32 FMAs.
 Requires: fp32; any strides; N up to 65,535 tiles, the limit of a grid's second axis.
 Tuning: the tile against the threads. With 64 x 64 on 4 warps a thread has 32 results, and few reads of shared memory
     for each FMA; on 8 warps it has 16. Smaller tiles also read more from L2. 64 x 32 is slower than 32 x 64 with the
-    same instructions. Lanes of a warp read four rows of its A at once, which share banks, and not two; and a thread
-    takes 80 registers, so that six programs fit, and not seven. What each costs was not counted. With num_stages = 1
-    only other programs on the SM hide latency, and registers limit how many there are.
+    same instructions. In 64 x 32 lanes of a warp read four rows of A at once, which share banks, and in 32 x 64 two.
+    And a thread takes 80 registers there and 72 here, so that six programs fit, and not seven. What each costs was not
+    counted. With num_stages = 1 only other programs on the SM hide latency, and registers limit how many there are.
 Bound by: shared-memory bandwidth, and latency: loads and FMAs alternate (num_stages = 1).
 Next: k04 changes the order of the programs so that L2 is hit more often.
 

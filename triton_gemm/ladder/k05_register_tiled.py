@@ -1,7 +1,8 @@
 """Register-tiled: large tiles, up to 64 results a thread, and an M-major A, so that their reads are wide.
 
 Changes: against k04, larger tiles of the same kernel: 64 x 128 on 4 warps, or 128 x 128 on 8. (In CUDA C++ that is
-    another kernel, here a launch parameter.) A pass before it copies A to M-major, so that M is contiguous.
+    another kernel, here a launch parameter.) A pass before it copies A to M-major, so that M is contiguous. (Where C
+    has fewer than 1024 columns it would cost more than it gains, and is left out.)
 Why: a thread with TM x TN results reads TM + TN words from shared memory for TM x TN FMAs. Its reads are wide if the
     operands of neighbouring results are contiguous: 16 bytes of B are 4 columns. But 16 bytes of a row-major A are 4
     steps of K, so a thread would hold 4 steps of all its rows at once. CUDA kernels transpose A on the way into shared
@@ -11,11 +12,12 @@ Predicts: a thread with 8 x 8 results reads 16 words for 64 FMAs, 1 for 4. In k0
     element of A, 2 % of the time at 4096^3.
 Came out: lower. The prediction weighed shared memory alone, and is above the units' peak. Triton gives a thread 16 x 4
     results (rows x columns) and not 8 x 8, as lanes fill a row of the tile first: 20 words for 64 FMAs, 1 for 3.2. And
-    k04's best tile, 64 x 64 on 4 warps, has 8 x 4 already. Without the M-major copy large tiles gain next to nothing: a
-    thread holds 4 steps of K of its 16 rows of A, and not 1, which takes up to 48 registers more. So an SM has room for
-    two programs of 128 x 64 instead of three. Of the twins c06 reads twice c05's words for an FMA, and is 1.44 times as
-    fast. It loads 16 bytes at a time from global memory, where c05 loads 4, and has four times the threads in a block.
-    And it stores A transposed, where c05's reads of A conflict on banks. Which of these matters was not measured.
+    k04's best tile, 64 x 64 on 4 warps, has 8 x 4 already. Without the M-major copy large tiles gained little when that
+    was tried, which is not recorded. A thread then holds 4 steps of K of its 16 rows of A, and not 1, which takes up to
+    48 registers more. So an SM has room for two programs of 128 x 64 instead of three. Of the twins c06 reads twice
+    c05's words for an FMA, and is 1.44 times as fast. It loads 16 bytes at a time from global memory, where c05 loads
+    4, and has four times the threads in a block. And it stores A transposed, where c05's reads of A conflict on banks.
+    Which of these matters was not measured.
 Requires: fp32; any shape and strides, fast only where sizes and strides are multiples of 16; workspace for a copy of A.
     Elsewhere operands are loaded word by word, and six of seven configurations would spill and are left out.
 Tuning: the shape of a thread's 64 results, and the depth of a k-tile. A deeper one has fewer barriers, and takes more

@@ -22,7 +22,8 @@ Tuning: num_stages: each is one more k-tile in shared memory, and one more load 
     are in registers then. So two stages have one slot, and their loads overlap with the last FFMAs alone. In k08 on
     Hopper tensor cores still read a k-tile when the next copy starts, so it keeps num_stages slots. More stages than
     latency needs give nothing. They cost where shared memory, and not registers, limits the programs on an SM.
-Bound by: issue slots of the FP32 pipes: for 64 FFMAs a thread also issues 5 shared loads and some address arithmetic.
+Bound by: issue slots, which are the busiest: for 64 FFMAs a thread also issues 5 shared loads and some address
+    arithmetic.
 Next: more speed needs other arithmetic; k07 uses the tensor cores.
 
 Port of the published kernel S2.4: "The published experiments" in docs/ladder.md.

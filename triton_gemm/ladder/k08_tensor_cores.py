@@ -1,6 +1,7 @@
 """FP16 and BF16 tensor cores, fp32 accumulation.
 
-Changes: against k07, 16-bit operands, read straight from global memory: no rounding and no copy. k-tiles are 64 deep.
+Changes: against k07, 16-bit operands, read straight from global memory: no rounding and no copy. Most k-tiles are 64
+    deep.
 Why: a Hopper SM does 2048 dense 16-bit FMAs a clock, twice the TF32 rate, and an operand has half the bytes, so the
     same shared memory holds twice the depth. 16-bit `wgmma` reads either operand K-major or not.
 Predicts: twice the rate of k07's product, and no pass: 2.5 times k07, 0.9 of cuBLAS. The units' 989 TFLOPS are out of

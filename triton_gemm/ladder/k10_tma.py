@@ -14,8 +14,8 @@ Requires: fp16 or bf16, sm_90 or newer; every operand with one unit stride, the 
 Tuning: the number of warps. 4 can hold a tile of 128 x 128 x 64, in 168 registers. k09 would spill there, because it
     needs registers for addresses and predicates, too. 8 divide it, and one warpgroup may multiply while the other
     waits. The tile of C takes shared memory, which the ring then lacks. 128 x 128 x 32 in three stages has 32 KiB on
-    their way, and 128 x 128 x 64 in four has 96: by the model the first waits for latency, and it took what was
-    modelled, within 2 %.
+    their way, and 128 x 128 x 64 in four has 96: by the model the first waits for latency. The model's latency was
+    taken from such small tiles of k09 and k10.
 Bound by: tensor cores most of the time, at a clock that power sets. The rest was thought to be one instruction stream:
     the warps that wait for tiles, issue copies and store C are those that feed `wgmma`. k11 puts that to the test. The
     last wave has 116 tiles for 132 SMs, which leaves tensor cores idle for 3 % of the whole time.

@@ -9,7 +9,8 @@ Why: k09 and k10 already load the next tile's first k-tiles while C is stored, a
     Triton 3.9.0 compiles k10, they meet at a barrier four times for each k-tile. Here a warp of its own fills each slot
     as soon as it is free, and those that multiply meet once. Registers are divided by need: 24 a thread for the load
     partition, 240 for an mma partition of eight warps. (168, in tables of registers, is what each of the 384 threads
-    has at the launch, before they are divided: the load partition is given four warps, of which one works.)
+    has at the launch, before they are divided: the load partition is given four warps, of which one works. With four
+    mma warps it is 255, of 256 threads.)
 Predicts: loads hide the epilogue's stores, and no issue slots are lost between `wgmma`s: 1.05 times k10, 1.00 of
     cuBLAS.
 Came out: lower. The counters say that k10's tensor cores are as busy already, so the copies and issue slots that k11

@@ -2,7 +2,7 @@
 
 For each k a program reads BLOCK_M + BLOCK_N elements and does 2 BLOCK_M BLOCK_N FLOP with them. A tile of 16 x 16
 makes 4 FLOP of a byte. Choose a tile that makes 16 or more, and that an A100 can still run: a thread's sums may have
-64 of its 256 registers, and an SM has 163 KiB of shared memory for a program.
+64 of its 255 registers, and an SM has 163 KiB of shared memory for a program.
 
 Checked: C; FLOP for each byte of A and B that is counted; registers and shared memory, without tensor cores.
 """
