@@ -9,7 +9,7 @@ BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 # What is wrong with the hole as the learner gets it.
 UNFILLED = {
     "e01_coalesce": "32 sectors in one load of a",
-    "e02_mask": "reads a[0, 45], and a has 37 rows and 45 columns, counted from 0. Lanes there must be masked off",
+    "e02_mask": "reads a[0, 45], and a has 37 rows and 45 columns, counted from 0. Mask off rows from",
     "e03_tile": "4 FLOP are done for each byte that is read; 16 are asked. Reads of each element of A: 4, of B: 4.",
     "e04_group": "of A: 1, of B: 16; in groups of 4 rows they are 4 and 4. All waves read 170 strips, where 84",
     "e05_beta": "C is read with beta = 0: 6 loads",
@@ -184,6 +184,13 @@ MISTAKES = [
     ("e01_coalesce", "* BLOCK + lanes", "+ lanes * strips", "its lanes are 3 elements apart in a row of b."),
     ("e01_coalesce", "* BLOCK + lanes", "* BLOCK + lanes + 1", "reads b[0, 96]"),
     ("e01_coalesce", "pid // strips", "pid % strips", "wrong"),
+    ("e01_coalesce", "strips = N // BLOCK", "strips = N", "counted from 0. A row of C has 3 strips of 32."),
+    (
+        "e01_coalesce",
+        "strips * BLOCK + lanes",
+        "strips + lanes",
+        "Others are written more than once: do programs overlap?",
+    ),
     ("e01_coalesce", "N // BLOCK", "N / BLOCK", "unexpected type fp32: `/` makes fp32, use `//`."),
     ("e02_mask", "rows[:, None] < height", "rows[:, None] <= height", "reads b[45, 0], and b has 45 rows"),
     ("e02_mask", " & (columns[None, :] < width)", "", "reads a[0, 45]"),
@@ -192,7 +199,7 @@ MISTAKES = [
         "The mask is the same in every row of the block, as one of shape [16] is: the pointers' shape is [16, 16]",
     ),
     ("e02_mask", ", other=0.0", "", "without `other`"),
-    ("e02_mask", "height) & (", "height) | (", "Lanes there must be masked off."),
+    ("e02_mask", "height) & (", "height) | (", "Mask off rows from `height`"),
     ("e02_mask", "height) & (", "height) and (", "Blocks take `&`, `|` and `~`"),
     ("e02_mask", "(rows[:, None] < height)", "(-1 < rows[:, None] < 99)", "Blocks take `&`, `|` and `~`"),
     (
@@ -321,6 +328,8 @@ MISTAKES = [
             "do not run on fp16's tensor cores",
         ),
     ),
+    ("e09_split_k", "tl.minimum(first + steps * BLOCK, K)", "first + steps * BLOCK", "A part ends at K at the latest."),
+    ("e09_split_k", "steps * BLOCK", "steps", "A part loads from k = 5 on: `first` and `last` count elements."),
     ("e09_split_k", "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)", "K // BLOCK // SPLIT_K", "k = 192 is summed by no part"),
     ("e09_split_k", "part * steps * BLOCK", "part * (steps - 1) * BLOCK", "k = 64 is summed by 2 of the 3 parts"),
     (
@@ -360,7 +369,7 @@ MISTAKES = [
     ("e13_ring", "return turn ^ 1, turn", "return 1, turn", "filled with k-tile 3 while k-tile 0 lies there"),
     ("e13_ring", "return turn ^ 1, turn", "return turn ^ 1, 0", "its k-tile has not arrived"),
     ("e13_ring", "return turn ^ 1, turn", "return turn, turn ^ 1", "its k-tile was never loaded"),
-    ("e13_ring", "step // SLOTS % 2", "step % 2", "did not wait for `full` to turn"),
+    ("e13_ring", "step // SLOTS % 2", "step % 2", "`full` to turn. It waited last while"),
     ("e13_ring", "step // SLOTS % 2", "step // (SLOTS + 1) % 2", "slot 0 is filled with k-tile 3"),
     ("e04_group", "group * GROUP_M + within % rows", "unknown", "NameError: name 'unknown' is not defined"),
     ("e04_group", "group * GROUP_M +", "group * GROUP_M + +)", "SyntaxError"),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.exercise_answers import BY_NAME, MISTAKES, OTHERS, REFUSED, UNFILLED
 from tests.support.tiers import one
-from triton_gemm.ladder.exercises import EXERCISES, Exercise, causes, checks
+from triton_gemm.ladder.exercises import EXERCISES, Exercise, causes, checks, fp32
 
 
 def checked(exercise: Exercise, lines: str, folder: Path, *, compiles: bool = False) -> str | None:
@@ -52,10 +52,16 @@ def test_what_the_compiler_refuses_is_named(name: str, right: str, wrong: str, m
     assert message in (checked(exercise, exercise.solution.replace(right, wrong), tmp_path, compiles=True) or "")
 
 
+def test_a_load_without_a_mask_compares_nothing(tmp_path: Path) -> None:
+    exercise = BY_NAME["e06_pipeline"]
+    message = checked(exercise, exercise.solution.replace("BLOCK * stride_b", "BLOCK"), tmp_path) or ""
+    assert message.endswith(" The next k-tile of b is BLOCK * stride_b elements further.")
+
+
 def test_one_column_too_many_is_no_mask_of_one_dimension(tmp_path: Path) -> None:
     exercise = BY_NAME["e02_mask"]
     message = checked(exercise, exercise.solution.replace("<", "<="), tmp_path) or ""
-    assert "reads a[0, 45]" in message and message.endswith(" Lanes there must be masked off.")
+    assert "reads a[0, 45]" in message and message.endswith(fp32.MASKED_OFF)
 
 
 WAIT = "        acc = warpgroup_mma_wait(0, deps=(acc,))\n"

@@ -18,10 +18,13 @@ from . import causes
 from .questions import equals_product, for_each, make_operands, same_bits, stored_tiles, traced, with_solution
 from .trace import Access, Trace, WrongError, matrix
 
+MASKED_OFF = " Mask off rows from `height` and columns from `width` on. `tl.where` would come after the load."
+
 
 @for_each((64, 96, 8), (32, 160, 8), (64, 64, 4), drawn=lambda r: (32 * r.randint(1, 3), 32 * r.randint(1, 6), 4))
 def coalesce(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
-    trace = traced(exercise, make_operands(M, N, K))
+    strips = f" A row of C has {N // 32} strips of 32."
+    trace = traced(exercise, make_operands(M, N, K), outside=lambda *_: strips)
     equals_product(trace)
     for name, kind in (("a", "load"), ("b", "load"), ("c", "store")):
         access = max(trace.of(name, kind), key=Access.sectors)
@@ -39,7 +42,7 @@ def coalesce(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
 @for_each((37, 29, 45), (20, 50, 35), drawn=lambda r: (r.randint(1, 40), r.randint(1, 40), r.randint(1, 40)))
 def mask(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     operands = make_operands(M, N, K)
-    trace = traced(exercise, operands, outside=lambda *_: " Lanes there must be masked off.")
+    trace = traced(exercise, operands, outside=lambda *_: MASKED_OFF)
     equals_product(trace, cause=causes.beyond_k)
     for row, column in ((0, 32), (32, 0), (32, 32)):
         _outside_is_0(exercise, operands["a"], row, column)
@@ -101,8 +104,15 @@ def tile(exercise: Any, solution: Any) -> None:
 )
 def group(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     two = {"iterable": ": `tile_of` returns two values, a row and a column."}
-    order = f" Rows of tiles are 0 to {M // 16 - 1}: is the row given first, and has the last group fewer, if it must?"
-    trace = traced(exercise, make_operands(M, N, K), outside=lambda *_: order, errors=two)
+
+    def outside(name: str, row: int, column: int) -> str:
+        if column >= N:
+            return f" Columns of tiles are 0 to {N // 16 - 1}: a group of GROUP_M rows has GROUP_M * num_n tiles."
+        return (
+            f" Rows of tiles are 0 to {M // 16 - 1}: is the row given first, and has the last group fewer, if it must?"
+        )
+
+    trace = traced(exercise, make_operands(M, N, K), outside=outside, errors=two)
     found = [tiles[0] for tiles in stored_tiles(trace).values()]
     equals_product(trace)
     in_groups = [

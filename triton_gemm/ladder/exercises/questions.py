@@ -84,9 +84,11 @@ def equals_product(trace: Trace, most: float = 2.0**-20, cause: Callable[[Trace]
     if wrong.any():
         row, column = (int(x) for x in wrong.nonzero()[0])
         value = f"is {float(c[row, column]):.6g}, and should be {float((a @ b)[row, column]):.6g}"
-        never = trace.counted("c", "store")[row, column] == 0
+        stores = trace.counted("c", "store")
+        never, twice = bool(stores[row, column] == 0), bool((stores > 1).any())
         raise WrongError(
             f"c[{row}, {column}] {'is never written' if never else value}; {int(wrong.sum())} of {c.numel()} are wrong."
+            + " Others are written more than once: do programs overlap?" * (never and twice)
             + (diagnosis(causes.doubled, trace) or diagnosis(cause, trace))
         )
 

@@ -271,6 +271,7 @@ def simulate(
                 for role, (barrier, phase) in waits.items()
             ]
             raise WrongError(f"nobody goes on: {'; '.join(lines)}.")
+        last = waits[ready]
         try:
             barrier, phase = waits[ready] = next(roles[ready])
             if isinstance(phase, bool):
@@ -285,6 +286,14 @@ def simulate(
                 raise WrongError(f"{ready} waits for phase {phase:g} of {barrier.name}: {why}.")
             if barrier.turns % 2 == phase and not barrier.coming:
                 events.append((ready, "wait", -1, ""))
+        except WrongError as error:
+            if "did not wait" not in str(error) or last is None:
+                raise
+            barrier, phase = last
+            raise WrongError(
+                f"{error} It waited last while the phase of {barrier.name} is {phase}, and that has turned "
+                f"{barrier.turns} times."
+            ) from None
         except StopIteration as end:
             del waits[ready]
             result = result if end.value is None else end.value

@@ -148,16 +148,18 @@ def _rounded_once(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
 )
 def split_k(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     operands = {**make_operands(M, N, K), "sums": matrix(3 * M, N, empty=True)}
-    trace, steps = traced(exercise, operands), -(-K // 16)
+    beyond = " A part ends at K at the latest."
+    trace, steps = traced(exercise, operands, outside=lambda *_: beyond), -(-K // 16)
     count = trace.counted("a")[0]  # two tiles of C read each element of A
+    begins = sorted({int(access.columns[0]) for access in trace.of("a") if len(access.columns)})
+    odd = next((f" A part loads from k = {k} on: `first` and `last` count elements." for k in begins if k % 16), "")
     for k in (int(k) for k in (count != 2).nonzero()):
         times = "by no part" if count[k] == 0 else f"by {int(count[k]) // 2} of the 3 parts"
-        raise WrongError(f"k = {k} is summed {times}, and should be by one: {K} are {steps} k-tiles.")
+        raise WrongError(f"k = {k} is summed {times}, and should be by one: {K} are {steps} k-tiles.{odd}")
     equals_product(trace)
     loads = Counter(access.program for access in trace.of("a"))
-    for k in (int(access.columns[0]) for access in trace.of("a") if len(access.columns)):
-        if k % 16:
-            raise WrongError(f"C is right, but a part loads from k = {k} on: parts begin at multiples of BLOCK = 16.")
+    for k in (k for k in begins if k % 16):
+        raise WrongError(f"C is right, but a part loads from k = {k} on: parts begin at multiples of BLOCK = 16.")
     if max(loads.values()) > (most := -(-steps // 3)):
         raise WrongError(
             f"C is right, but a part has {max(loads.values())} of the {steps} k-tiles; the longest needs {most}."
@@ -169,7 +171,8 @@ def split_k(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     drawn=lambda r: (16 * r.randint(1, 8), 16 * r.randint(1, 5), 16),
 )
 def persistent(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
-    trace, count = traced(exercise, make_operands(M, N, K)), M * N // 256
+    count = M * N // 256
+    trace = traced(exercise, make_operands(M, N, K), outside=lambda *_: f" Tiles are 0 to {count - 1}.")
     if trace.grid != (5, 1, 1):
         raise WrongError("the grid is given, 5 programs: what each of them computes is to be found.")
     found = stored_tiles(trace, f" There are {count} tiles and 5 programs: some loop over several.")

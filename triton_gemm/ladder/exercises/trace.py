@@ -195,7 +195,7 @@ def _transposed(mask: Any, addresses: Any, x: torch.Tensor) -> str:
     rows, columns = (offsets + left) // x.stride(0), (offsets + left) % x.stride(0) - left
     right = (rows >= 0) & (rows < x.shape[0]) & (columns >= 0) & (columns < x.shape[1])
     exchanged = mask.ndim == 2 and mask.shape[0] == mask.shape[1] and bool((mask == right.T).all())
-    if (mask == right).all() or not (exchanged or (mask == (offsets < x.numel())).all()):
+    if mask.all() or (mask == right).all() or not (exchanged or (mask == (offsets < x.numel())).all()):
         return ""
     number = "it compares an element's number alone, which a lane beyond its row's end has, too: compare both indices."
     axes = "the mask's axes are exchanged: rows go down, rows[:, None], and columns across, columns[None, :]."
