@@ -114,7 +114,7 @@ def speed(
     for kind in ("unseen", "listed"):
         of = [(name, row) for name, row in rows.items() if (row.mean(unseen=True) is None) == (kind == "listed")]
         if of and not (short and tables):
-            columns = (f"torch's time over ours, {kind} shapes", *COLUMNS)
+            columns = (f"torch's time over ours; the mean is of {kind} shapes", *COLUMNS)
             tables.append(formats.table(columns, (row.cells(name) for name, row in of)))
     made = "; ".join(dict.fromkeys(map(where, sweeps)))
     date = f" {origin(sweep for row in rows.values() for sweep in row.sweeps)}" if not short else ""

@@ -130,7 +130,7 @@ def test_suites_are_sorted_by_speed_in_tables_of_unseen_and_listed_shapes() -> N
     made += "(made-up-gpu/bench/3.6.0/README.md)."
     unseen = [
         "",
-        f"| torch's time over ours, unseen shapes | {' | '.join(summary.COLUMNS)} |",
+        f"| torch's time over ours; the mean is of unseen shapes | {' | '.join(summary.COLUMNS)} |",
         "| :-- | --: | --: | --: | --: |",
         f"| `mid`: {mid} (1 not timed) | 1.00 | 0.50 | {keys('mid', 1)[0]} | 1 of 4 |",
     ]
@@ -139,7 +139,7 @@ def test_suites_are_sorted_by_speed_in_tables_of_unseen_and_listed_shapes() -> N
         f"{made} Commit `abc1234`{environment.CHANGED}.",
         *unseen,
         "",
-        f"| torch's time over ours, listed shapes | {' | '.join(summary.COLUMNS)} |",
+        f"| torch's time over ours; the mean is of listed shapes | {' | '.join(summary.COLUMNS)} |",
         "| :-- | --: | --: | --: | --: |",
         f"| `fp8-fast`: {summary.VARIANTS['fp8-fast']} | 9.00 | 9.00 | {keys('fp8-fast', 1)[0]} | 0 of 1 |",
         f"| `int8 nn`: {summary.SUITES['int8 nn']} | 8.00 | 8.00 | 1024x1024x1024 nn | 0 of 1 |",

@@ -19,7 +19,8 @@ Came out: lower. The prediction weighed shared memory alone, and is above the un
     4, and has four times the threads in a block. And it stores A transposed, where c05's reads of A conflict on banks.
     Which of these matters was not measured.
 Requires: fp32; any shape and strides, fast only where sizes and strides are multiples of 16; workspace for a copy of A.
-    Elsewhere operands are loaded word by word, and six of seven configurations would spill and are left out.
+    Elsewhere operands are loaded word by word, and a rule (`GemmConfig.illegal`) leaves out six of seven
+    configurations, which may spill.
 Tuning: the shape of a thread's 64 results, and the depth of a k-tile. A deeper one has fewer barriers, and takes more
     registers. Only other programs hide the loads, so it matters how many an SM has room for: three or four of 64 x 128
     on 4 warps, one or two of 128 x 128 on 8 warps.

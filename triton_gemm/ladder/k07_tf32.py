@@ -13,8 +13,8 @@ Came out: near the factor, as k06 and k07 are both slower than predicted. The pr
     of a cuBLAS with 412 TFLOPS, and 299 are 0.7 of one with 427. The H100's has 355. The pass's 0.09 ms are at a copy's
     3.02 TB/s; at page 0's 3.35 they would be 0.08.
 Requires: fp32, sm_80 or newer; any shape and strides, fast only where N and C's strides are multiples of 16; workspace
-    for a rounded copy of A and of B. Elsewhere C is stored word by word, and ten of eleven configurations would spill
-    and are left out.
+    for a rounded copy of A and of B. Elsewhere C is stored word by word, and a rule (`GemmConfig.illegal`) leaves out
+    ten of eleven configurations, which may spill.
 Tuning: the tile, first of all: for each FLOP 128 x 256 reads a quarter less from L2 than 128 x 128, and half as much as
     64 x 128. Its sums are half the registers of 8 warps, so that one program runs on an SM, and stages hide latency
     instead of other programs. Small tiles win where large ones leave SMs without work.

@@ -13,8 +13,9 @@ Came out: half the gain at 4096^3. What is left of a tile's ends was not measure
     one for an SM: no next tile is there to load early.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only in multiples of 16 elements, as k08.
 Tuning: most of k08's tiles. C now passes through shared memory next to the ring: half a tile of 128 x 256 at a time if
-    C has 16 bits. Room is kept for the whole tile, so 128 x 256 x 64 has three stages at most. If C is fp32, as it may
-    be, that tile is left out. GROUP_M no longer orders launches. It still says which 132 tiles are computed at once.
+    C has 16 bits. The check of configurations counts the whole tile, so it allows 128 x 256 x 64 three stages, which
+    take 176 KiB. Four would take 224 of 227 KiB, and were not timed. If C is fp32, as it may be, that tile is left out.
+    GROUP_M no longer orders launches. It still says which 132 tiles are computed at once.
 Bound by: tensor cores most of the time, at a clock that power sets. Of the clocks that pass they are idle for 13 %: 3
     of these are the last wave's, and k10, which has no `cp.async`, gains 2. What the others are is not known. Registers
     limit which tiles there are: addresses and predicates of two nested loops stay live, so 128 x 128 x 64 on 4 warps

@@ -29,7 +29,8 @@ Bound by: tensor cores most of the time, at a clock that power sets, as cuBLAS i
     while `wgmma` runs. Which of the two takes longer was not counted, nor whether waits for the end of a `wgmma` are
     among them. Traffic from L2 does not bind. If it did, tiles of 64 x 128 would be half as fast, as they read twice as
     much for each FLOP. They are faster than that.
-Next: beyond the ladder: a tile chosen by shape, split-K where the last wave is not full, larger tiles.
+Next: beyond the ladder: a tile chosen by shape, split-K where the last wave is not full, larger tiles, clusters whose
+    programs load tiles for one another.
 
 The roles and barriers are those of CUTLASS's cooperative kernel and of Gluon's tutorials on warp specialisation.
 """
