@@ -12,7 +12,7 @@ Came out: higher. The programs that an SM runs at once have the same columns of 
     does not bind. And a thread's four columns share one element of A and one 16-byte load of B: 5 wavefronts for 128
     FMAs of a warp, four of each lane, and so 26 times fewer for an FMA than k01's 65 for 64. They keep L1 busy for 78 %
     of the time, and k01's for all of it: 26 x 0.78 = 20. The twins have one result a thread, and c02 is 12.7 times c01
-    in the same block of 32 x 32: so much is the index alone.
+    in the same block of 32 x 32, on the H200: so much is the index alone.
 Requires: fp32; any strides, coalesced where B and C are row-major.
 Tuning: nothing: one configuration, and no `triton.autotune`.
 Bound by: L1 bandwidth and the latency of loads: there are two loads for every four FMAs, and nothing is kept.

@@ -5,8 +5,8 @@ Why: a BLOCK_M x BLOCK_K tile of A is read once from L2 and used BLOCK_N times, 
     tensor cores for IEEE fp32: `tl.dot` becomes FFMAs, and each thread computes small outer products. Threads share
     both tiles through shared memory: Triton stores them there before `tl.dot`, which the source does not show.
 Predicts: L2 traffic falls by a factor of the tile's edge (32 to 64), and shared-memory reads become the limit. A thread
-    with 4 x 4 results reads 8 words for 16 FMAs, one with 8 x 4 results 12 words for 32. Against k02's predicted 2
-    words for one FMA these sums give 4 to 5 times; 3 to 4 times k02 were predicted, to leave a margin.
+    with 4 x 4 results reads 8 words for 16 FMAs, one with 8 x 4 results 12 words for 32. Against the 2 words that k02
+    reads for one FMA, as predicted, these sums give 4 to 5 times; 3 to 4 times k02 were predicted, to leave a margin.
 Came out: as predicted, but L2 is not the reason. k02 finds most of what it reads in L1, and its traffic from L2 is
     small already. The bytes loaded through L1, which bound k02, fall 32 times, by half the tile's edge: those of B fall
     64 times, and those of A rise, as a program of k02 uses an element of A 512 times. k03 is faster than its twin

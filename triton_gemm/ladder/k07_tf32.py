@@ -20,11 +20,11 @@ Tuning: the tile, first of all: for each FLOP 128 x 256 reads a quarter less fro
     instead of other programs. Small tiles win where large ones leave SMs without work.
 Bound by: tensor cores most of the time, and by memory traffic while the pass runs. In one launch the product alone is
     nearly as fast as cuBLAS in *Measured*, at a higher clock than there. Shared memory would just be full by
-    arithmetic. It gives 128 bytes in a clock, and at the units' rate `wgmma` asks 80 of them, in TF32 as in fp16: each
-    warpgroup reads its 64 rows of A and all of B, 10 KiB in 128 clocks. Writing the k-tile takes the other 48. The
-    counters have 53 %, where reads make 47 while tensor cores are busy for 75 % of the clocks: they hold little of the
-    writing, so they cannot tell. But k08 reads and writes as much in a clock, and keeps tensor cores busy for 97 % of
-    them at 16384^3. So shared memory hardly binds.
+    arithmetic. It gives 128 bytes in a clock, and at the units' rate `wgmma` asks 80 of them, in TF32 as in fp16: for 8
+    of K each warpgroup reads 64 rows of A and all of B, 2 and 8 KiB, in the 128 clocks of its FMAs. Writing the k-tile,
+    48 KiB in 1024 clocks, takes the other 48. The counters have 53 %, where reads make 47 while tensor cores are busy
+    for 75 % of the clocks: they hold little of the writing, so they cannot tell. But k08 reads and writes as much in a
+    clock, and keeps tensor cores busy for 97 % of them at 16384^3. So shared memory hardly binds.
 Next: k08 halves the operands' bytes.
 
 Port of the published kernel S2.5: "The published experiments" in docs/ladder.md.

@@ -1,7 +1,7 @@
 """Persistent: one program on each SM computes tile after tile.
 
-Changes: against k08, the grid has one program for each SM. Each program loops over tiles that are as many apart as
-    there are programs.
+Changes: against k08, the grid has one program for each SM, also where several would fit. Each program loops over tiles
+    that are as many apart as there are programs.
 Why: a program's prologue (the first k-tiles' latency) and epilogue (the store) leave the tensor cores idle. An SM has
     room for one tile of 128 x 256, so nothing else runs there meanwhile. With a loop over tiles in one program, the
     compiler may start the next tile's loads during this one's epilogue. `flatten=True` makes one loop of the two, so
@@ -12,10 +12,11 @@ Predicts: at 4096^3 a tile of 64 k-tiles takes some 50 us: 2 x 128 x 256 x 4096 
 Came out: half the gain at 4096^3. What is left of a tile's ends was not measured. At 1024^3 tiles of 64 x 128 are 128,
     one for an SM: no next tile is there to load early.
 Requires: fp16 or bf16, sm_80 or newer; any shape and strides, fast only in multiples of 16 elements, as k08.
-Tuning: most of k08's tiles. C now passes through shared memory next to the ring: half a tile of 128 x 256 at a time if
-    C has 16 bits. The check of configurations counts the whole tile, so it allows 128 x 256 x 64 three stages, which
-    take 176 KiB. Four would take 224 of 227 KiB, and were not timed. If C is fp32, as it may be, that tile is left out.
-    GROUP_M no longer orders launches. It still says which 132 tiles are computed at once.
+Tuning: most of k08's tiles. Small ones are slower here: of 64 x 64 x 32 k08 has up to six programs on an SM, which fill
+    one another's waits, and k09 has one. C now passes through shared memory next to the ring: half a tile of 128 x 256
+    at a time if C has 16 bits. The check of configurations counts the whole tile, so it allows 128 x 256 x 64 three
+    stages, which take 176 KiB. Four would take 224 of 227 KiB, and were not timed. If C is fp32, as it may be, that
+    tile is left out. GROUP_M no longer orders launches. It still says which 132 tiles are computed at once.
 Bound by: tensor cores most of the time, at a clock that power sets. Of the clocks that pass they are idle for 13 %: 3
     of these are the last wave's, and k10, which has no `cp.async`, gains 2. What the others are is not known. Registers
     limit which tiles there are: addresses and predicates of two nested loops stay live, so 128 x 128 x 64 on 4 warps

@@ -2,8 +2,8 @@
 
 Changes: against k10, the kernel says which warps do what, and not Triton's compiler. It is written in Gluon, Triton's
     lower-level language. One warp, the load partition, fills a ring of tiles by TMA. Two warpgroups, the mma partition,
-    multiply them by asynchronous `wgmma`, one always in flight. Barriers (`mbarrier`), full and empty, pass the ring's
-    slots between them.
+    multiply them by asynchronous `wgmma`, one in flight throughout the main loop. Barriers (`mbarrier`), full and
+    empty, pass the ring's slots between them.
 Why: k09 and k10 already load the next tile's first k-tiles while C is stored, and k10's store runs by itself. But the
     warps that issue the copies are those that feed the tensor cores: they fill a slot when they come round to it. As
     Triton 3.9.0 compiles k10, they meet at a barrier four times for each k-tile. Here a warp of its own fills each slot

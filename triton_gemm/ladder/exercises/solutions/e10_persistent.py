@@ -1,4 +1,4 @@
-"""Persistent: as many programs as the GPU runs at once go from tile to tile (k09).
+"""Persistent: one program for each SM goes from tile to tile (k09).
 
 A program that ends leaves its SM idle until the next has started. Start one program for each SM, 5 here, and let it
 loop over tiles. Programs work side by side: those that run at once should have neighbouring tiles, which share
