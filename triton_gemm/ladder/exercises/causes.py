@@ -106,6 +106,16 @@ def doubled(trace: Trace) -> str:
     return ""
 
 
+def exchanged(trace: Trace) -> str:
+    """On `tl.dot(b, a)` of square tiles."""
+    a, b, c = (trace.operands[name].double() for name in "abc")
+    if any(size % 16 for size in (*a.shape, *b.shape)):
+        return ""
+    a_tiles, b_tiles = (x.unfold(0, 16, 16).unfold(1, 16, 16) for x in (a, b))
+    found = torch.einsum("kjxz,ikzy->ixjy", b_tiles, a_tiles).reshape(c.shape)
+    return " Each is a tile of b times one of a: `tl.dot(a, b)` it is." * torch.allclose(c, found, 1e-2, 1e-2)
+
+
 def added_in_bf16(trace: Trace) -> str:
     """On NaN that a kernel stored, of operands without any: the interpreter adds bf16's bits as integers."""
     stored = trace.operands["c"].isnan() & (trace.counted("c", "store") > 0)
@@ -122,4 +132,5 @@ def in_fp64(path: Path) -> str:
 
 
 def beyond_row(name: str, row: int, column: int) -> str:
-    return " A place outside of 0 to 7 is none in its chunk's row, and lies in another." * (name == "shared")
+    sign = " `%` keeps the sign of its left operand, in Triton as in C." * (row < 0)
+    return f" A place outside of 0 to 7 is none in its chunk's row, and lies in another.{sign}" * (name == "shared")

@@ -21,6 +21,7 @@ ADVICE = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32")
     "must be real number, not tensor": ": Python's `math` knows no value of a kernel, `tl` has functions for them.",
     "operand type(s) for **": ": Triton has no `**` of a kernel's values. Exclusive or is `^`.",
     "inline_asm not supported": ": what is right on a GPU does not run here; use integers.",
+    "argument '_semantic'": ": coordinates are given as one list, as in `load([row, column])`.",
     "'NoneType'": ": a function that ends without `return` gives None.",
     "'tuple' object": ": one value is to be returned.",
 }
@@ -89,7 +90,7 @@ def equals_product(trace: Trace, most: float = 2.0**-20, cause: Callable[[Trace]
         raise WrongError(
             f"c[{row}, {column}] {'is never written' if never else value}; {int(wrong.sum())} of {c.numel()} are wrong."
             + " Others are written more than once: do programs overlap?" * (never and twice)
-            + (diagnosis(causes.doubled, trace) or diagnosis(cause, trace))
+            + (diagnosis(causes.doubled, trace) or diagnosis(causes.exchanged, trace) or diagnosis(cause, trace))
         )
 
 

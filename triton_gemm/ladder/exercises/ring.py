@@ -276,8 +276,8 @@ def simulate(
             barrier, phase = waits[ready] = next(roles[ready])
             if isinstance(phase, bool):
                 raise WrongError(
-                    f"{ready} waits for phase {phase}: a phase is an int32, 0 or 1, and no condition, of "
-                    "which `.to(gl.int32)` makes one."
+                    f"{ready} waits for phase {phase}: a phase is an int32, 0 or 1, and no condition. `turn ^ 1` turns "
+                    "a bit round, and `(x == y).to(gl.int32)` makes a bit of a comparison."
                 )
             if phase not in (0, 1):
                 why = "a phase is 0 or 1: take it modulo 2" if phase == int(phase) else "`/` makes fractions, use `//`"

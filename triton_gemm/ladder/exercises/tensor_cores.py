@@ -67,6 +67,8 @@ def tf32(exercise: Any, solution: Any) -> None:
                 "its last 13 bits are not all 0. Half of the last bit that stays is added first, and then they are "
                 "cleared; `+` binds closer than `&`"
             )
+        elif not why and torch.equal(rounded, torch.where(bits < 0, sizes - 0x1000, sizes + 0x1000) & 0x7FFFE000):
+            why = "the sign is a bit of its own, so what is added to the others goes away from zero for both signs"
         elif not why and lost.any():
             i, why = int(lost.nonzero()[0, 1]), "it lost its sign"
         elif not why and i < len(FLOATS):
@@ -109,7 +111,7 @@ def _not_lost(exercise: Any) -> None:
     errors = {"must be same dtype": ": give `tl.dot` a and b as they are, in fp16."}
     errors["AssertionError"] = ": `tl.dot` adds to sums in fp32, and was given some in another dtype."
     errors["rounds fp32 operands"] = f" But {NO_FP32}"
-    traced(exercise, operands, errors=errors)
+    traced(exercise, operands, outside=causes.beyond(1024), errors=errors)
     value = float(operands["c"][0, 0])
     if value == 2048:
         raise WrongError(

@@ -265,6 +265,9 @@ def _once(nodes: Sequence[ast.AST]) -> str:
             word = "a `while`" if isinstance(one, ast.While) else "an `if`"
             return f"{word} decides once for the whole block: `tl.where(condition, this, that)` does for each element."
     for node in nodes:
+        bits = [one for one in getattr(node, "comparators", []) if isinstance(one, ast.BinOp)]
+        if isinstance(node, ast.Compare) and any(isinstance(one.op, (ast.BitAnd, ast.BitOr)) for one in bits):
+            return "`&` and `|` bind closer than `<`: put each comparison in parentheses, as in (x < m) & (y < n)."
         is_not = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
         if is_not or isinstance(node, ast.BoolOp) or (isinstance(node, ast.Compare) and len(node.ops) > 1):
             return "Blocks take `&`, `|` and `~`, as in (x < m) & (y < n), and no `and`, `or`, `not` or `0 <= x < m`."
