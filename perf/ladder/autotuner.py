@@ -37,7 +37,7 @@ HOW = (
     "The clock of each run was not recorded.\n\n"
     "The model is arithmetic (`clocks` in `perf/ladder/clock_model.py`): waves of tiles, times steps of K, times "
     "the slowest of arithmetic units, issue slots, L2, shared memory and latency. GROUP_M, DRAM and power are not "
-    "in it. Of equal configurations it takes the first of the list."
+    "in it. Of equal configurations, before rounding, it takes the first of the list."
 )
 
 

@@ -14,7 +14,7 @@ Came out: higher. A thread has two rows, so one load of B serves two FMAs: 65 wa
 Requires: fp32; any strides.
 Tuning: nothing: one configuration, and no `triton.autotune`.
 Bound by: the L1 cache's wavefronts, not by memory and not by arithmetic. The SMs received from L2 about a third of the
-    sectors that loads touched, 2.9 TB/s; which part of it is busy for 67 % was not counted.
+    sectors that loads touched, 2.9 TB/s. L2's busiest part is busy for 67 %; which part that is was not counted.
 Next: k02 makes the strip horizontal, so that lanes run along a row.
 
 Port of the published kernels S3.1 and S4.0: "The published experiments" in docs/ladder.md.
