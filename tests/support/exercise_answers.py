@@ -199,6 +199,7 @@ MISTAKES = [
         "strips + lanes",
         "Others are written more than once: do programs overlap?",
     ),
+    ("e01_coalesce", "pid // strips + tl.zeros_like(lanes)", "pid // N * BLOCK + lanes", "results lie on a diagonal"),
     ("e01_coalesce", "N // BLOCK", "N / BLOCK", "unexpected type fp32: `/` makes fp32, use `//`."),
     ("e02_mask", "rows[:, None] < height", "rows[:, None] <= height", "reads b[45, 0], and b has 45 rows"),
     ("e02_mask", " & (columns[None, :] < width)", "", "reads a[0, 45]"),

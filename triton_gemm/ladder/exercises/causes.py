@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -114,6 +115,13 @@ def exchanged(trace: Trace) -> str:
     a_tiles, b_tiles = (x.unfold(0, 16, 16).unfold(1, 16, 16) for x in (a, b))
     found = torch.einsum("kjxz,ikzy->ixjy", b_tiles, a_tiles).reshape(c.shape)
     return " Each is a tile of b times one of a: `tl.dot(a, b)` it is." * torch.allclose(c, found, 1e-2, 1e-2)
+
+
+def diagonal(trace: Trace) -> str:
+    """On a strip whose rows and columns both vary with the lanes."""
+    store = trace.of("c", "store")[0]
+    steps = [{int(y) - int(x) for x, y in pairwise(one)} for one in (store.rows, store.columns)]
+    return " A program's results lie on a diagonal: only the columns vary with `lanes`." * (steps == [{1}, {1}])
 
 
 def added_in_bf16(trace: Trace) -> str:

@@ -25,7 +25,7 @@ MASKED_OFF = " Mask off rows from `height` and columns from `width` on. `tl.wher
 def coalesce(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     strips = f" A row of C has {N // 32} strips of 32."
     trace = traced(exercise, make_operands(M, N, K), outside=lambda *_: strips)
-    equals_product(trace)
+    equals_product(trace, cause=causes.diagonal)
     for name, kind in (("a", "load"), ("b", "load"), ("c", "store")):
         access = max(trace.of(name, kind), key=Access.sectors)
         if access.sectors() > 4:

@@ -87,11 +87,12 @@ def equals_product(trace: Trace, most: float = 2.0**-20, cause: Callable[[Trace]
         value = f"is {float(c[row, column]):.6g}, and should be {float((a @ b)[row, column]):.6g}"
         stores = trace.counted("c", "store")
         never, twice = bool(stores[row, column] == 0), bool((stores > 1).any())
-        raise WrongError(
-            f"c[{row}, {column}] {'is never written' if never else value}; {int(wrong.sum())} of {c.numel()} are wrong."
-            + " Others are written more than once: do programs overlap?" * (never and twice)
-            + (diagnosis(causes.doubled, trace) or diagnosis(causes.exchanged, trace) or diagnosis(cause, trace))
+        overlap = " Others are written more than once: do programs overlap?" * (never and twice)
+        why = (
+            diagnosis(causes.doubled, trace) or diagnosis(causes.exchanged, trace) or diagnosis(cause, trace) or overlap
         )
+        one = f"c[{row}, {column}] {'is never written' if never else value}"
+        raise WrongError(f"{one}; {int(wrong.sum())} of {c.numel()} are wrong.{why}")
 
 
 def traced(
