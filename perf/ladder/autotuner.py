@@ -168,7 +168,7 @@ def summary(tuning: Tuning) -> str:
     fields = "tile, warps, stages" if best.GROUP_M is None else "tile, warps, stages, GROUP_M"
     where = f"On {environment.short(tuning.made['gpu'])}, {tuning.mode}, {M} x {N} x {K}"
     text = (
-        f"{where}: the tuner timed {len(speeds)} configurations, the kernel alone, by `do_bench`. The slowest reaches "
+        f"{where}: the tuner timed {len(speeds)} configurations with `do_bench`. The slowest reaches "
         f"{formats.number(min(speeds))} TFLOPS and the fastest {formats.number(max(speeds))}, "
         f"{max(speeds) / min(speeds):.2f} times as much. The fastest is `{spelled(best)}` ({fields})."
     )

@@ -225,11 +225,12 @@ def _maps(results: Results, folder: Path, readme: bool = False) -> str:
 
 def _precision_picture(results: Results, folder: Path) -> str:
     """That of the GPU and Triton with most modes, two at least."""
-    modes = [
-        (len({point.mode for point in bench_tables.points(sweeps)}), sweeps) for sweeps in _sweeps_of_gpus(results)
-    ]
-    most, sweeps = max(modes, key=lambda each: each[0], default=(0, []))
-    if most < 2:
+
+    def modes(sweeps: list[Sweep]) -> int:
+        return len({point.mode for point in bench_tables.points(sweeps)})
+
+    sweeps = max(_sweeps_of_gpus(results), key=modes, default=[])
+    if modes(sweeps) < 2:
         return bench_tables.NOTHING
     file = bench_tables.folder_of(environment.RESULTS, sweeps[0]["environment"]) / bench_tables.PICTURE
     return f"![Speed against error on {sweeps[0]['environment']['gpu']}]({link(file, folder)})"
