@@ -1,6 +1,7 @@
 """Importing the package: no GPU, no driver, little time, exactly the public names."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ print(json.dumps({
 """
 
 
-def probe(**variables: str) -> dict[str, Any]:
+def probe(**variables: str | None) -> dict[str, Any]:
     variables = {"TRITON_GEMM_CACHE_DIR": "/nowhere/cache", **variables}
     result: dict[str, Any] = json.loads(printed(PROBE, TRITON_INTERPRET=None, **variables).splitlines()[-1])
     return result
@@ -67,11 +68,14 @@ def test_takes_no_gpu_reads_no_table_and_leaves_packages_to_who_uses_them(import
     assert imported["drivers"] == probe(CUDA_VISIBLE_DEVICES="")["drivers"] == []
 
 
-def test_costs_little(imported: dict[str, Any]) -> None:
+def test_costs_little(tmp_path: Path) -> None:
+    """From bytecode, which pip compiles where it installs. PYTHONDONTWRITEBYTECODE has each import parse the source."""
+    compiled = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    probe(**compiled)
     # Of the processor's time, the least of several: other processes can only add to it.
-    seconds = [imported["seconds"]]
+    seconds = [probe(**compiled)["seconds"]]
     while min(seconds) >= SECONDS and len(seconds) < ATTEMPTS:
-        seconds.append(probe()["seconds"])
+        seconds.append(probe(**compiled)["seconds"])
     assert min(seconds) < SECONDS, f"`import triton_gemm` costs {min(seconds):.2f} s beyond torch and triton"
 
 

@@ -21,11 +21,13 @@ pytestmark = pytest.mark.slow
 
 X, BATCHES = torch.eye(8), torch.eye(8).expand(3, 8, 8).contiguous()
 NOT_IN_ONLY = "torch: torch.float32 is not in only="
+# On a CPU without bf16 instructions, torch's baddbmm calls this for each batch.
+WITHIN_BADDBMM = ("addmm_", "torch: it is not routed")
 
 
 def left() -> int:
-    """How many calls C++ has left to torch since it was asked."""
-    return sum(routing._by_cpp.left(True).values())
+    """How many calls C++ has left to torch since the last count."""
+    return sum(count for name, count in routing._by_cpp.left(True).items() if name != " ".join(WITHIN_BADDBMM))
 
 
 @pytest.mark.parametrize("overload", CALLS)
@@ -36,7 +38,9 @@ def test_python_decides_once(driver: Driver, overload: str, monkeypatch: pytest.
         for _ in range(4):
             assert torch.equal(call(), expected)
         assert len(seen) == 1
-        assert triton_gemm.report_routing(reset=True) == {(overload.partition(".")[0], why): 4}
+        counted = triton_gemm.report_routing(reset=True)
+        counted.pop(WITHIN_BADDBMM, None)
+        assert counted == {(overload.partition(".")[0], why): 4}
         assert triton_gemm.report_routing() == {}
         call()
         assert left() == 1
