@@ -1,5 +1,5 @@
-"""Looks for Triton's builtins once. Its interpreter looks through all members of `triton.language` before every launch and
-every call of a kernel's function, to patch the builtins among them: a quarter of the time of a test."""
+"""Looks for Triton's builtins once. Its interpreter looks through all members of `triton.language` before every launch
+and every call of a kernel's function, to patch the builtins among them: half of the time of a test."""
 
 import inspect
 import types

@@ -244,7 +244,7 @@ MISTAKES = [
     (
         *("e04_group", BY_NAME["e04_group"].solution, "    return pid % 40 // 4, pid // 40 * 4 + pid % 4\n"),  # columns
         "of programs 32 to 47, strips that are read of A: 4, of B: 8; in groups of 4 rows they are 4 and 4. All waves "
-        "read 88 strips, where 84",
+        "read 88 strips, where 84 are enough. Its groups have 4 columns, and all rows.",
     ),
     ("e05_beta", "if HAS_BETA:", "if True:", "C is read with beta = 0"),
     ("e05_beta", "out = alpha * acc", "out = (alpha * acc).to(tl.float16)", "other bits"),
@@ -253,7 +253,12 @@ MISTAKES = [
     ("e05_beta", "        out +=", "        out = acc +", "C is 1.0 A B + -1.5 C: alpha is missing."),
     ("e05_beta", ".to(tl.float32)\n", "\n", "In the interpreter `beta * tl.load(c_ptrs)` has C's dtype"),
     ("e05_beta", "        out += beta *", "        out += alpha * beta *", "it is 0.7 (A B - 1.5 C)."),
-    ("e05_beta", "out += beta", "out -= beta", "is not 0.7 A B - 1.5 C, and rounding is not all"),
+    ("e05_beta", "out += beta", "out -= beta", "C is 0.7 A B + 1.5 C: beta C is subtracted."),
+    ("e05_beta", "out += beta", "out += beta * beta", "is not 0.7 A B - 1.5 C, and rounding is not all"),
+    (
+        *("e05_beta", "out = alpha * acc\n    if HAS_BETA:\n        out +="),
+        *("if HAS_BETA:\n        out = alpha * acc +", "an `if` without an `else` sets it in one of two cases."),
+    ),
     (
         *("e05_beta", "out += beta * tl.load(c_ptrs).to(tl.float32)"),
         "out = alpha * (acc + beta / alpha * tl.load(c_ptrs).to(tl.float32))",
@@ -290,7 +295,7 @@ MISTAKES = [
         "becomes bits 0x7F800001. A NaN stays one: a tensor core ignores the last 13 bits",
     ),
     ("e07_tf32", "0x7FFFE000", "0x7F800001", "bits 0x7F800001 becomes bits 0x7F800001. A NaN stays one"),
-    ("e07_tf32", "0x1000", "0x0FFF", "a tie, which goes away from zero"),
+    ("e07_tf32", "0x1000", "0x0FFF", "ties go toward zero here, and should go away from it."),
     ("e07_tf32", "x == x, rounded", "bits != 0x7F800001, rounded", "the NaN of bits 0xFF800001 becomes"),
     ("e07_tf32", "x == x, rounded", "(x == x) | (bits >= 0x80000000), rounded", "the NaN of bits 0xFF800001 becomes"),
     ("e07_tf32", "x == x, rounded", "tl.abs(x) < 3.4e38, rounded", "carries to infinity"),
@@ -338,6 +343,11 @@ MISTAKES = [
         ),
     ),
     ("e09_split_k", "tl.minimum(first + steps * BLOCK, K)", "first + steps * BLOCK", "A part ends at K at the latest."),
+    ("e09_split_k", "first = part *", "first = (part - 1) *", "A part begins at k = 0 at the earliest."),
+    (
+        *("e09_split_k", "first = part", "first = tl.program_id(1)"),
+        "k = 0 is summed by 3 of the 3 parts in tile (0, 0) of C, and should be by one: 200 are 13 k-tiles. `part` ",
+    ),
     ("e09_split_k", "steps * BLOCK", "steps", "A part loads from k = 5 on: `first` and `last` count elements."),
     ("e09_split_k", "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)", "K // BLOCK // SPLIT_K", "k = 192 is summed by no part"),
     ("e09_split_k", "part * steps * BLOCK", "part * (steps - 1) * BLOCK", "k = 64 is summed by 2 of the 3 parts"),
@@ -396,7 +406,11 @@ MISTAKES = [
     ),
     ("e06_pipeline", "acc = tl.dot", "tl.dot", "C is 0, though 6 are multiplied"),
     # Python that takes a block for one value.
-    ("e07_tf32", *IF, "`if x == x:`: an `if` decides once for the whole block: `tl.where(condition, this, that)`"),
+    (
+        "e07_tf32",
+        *IF,
+        "`if x == x:`: an `if` decides once for the whole block. For each element do `mask=` of a load or store, and",
+    ),
     ("e07_tf32", *(IF[0], IF[1].replace("x == x", "x == x and x == 0")), "an `if` decides once for the whole block"),
     ("e07_tf32", IF[0], "rounded = rounded if x == x else 0x7FFFE000", "an `if` decides once for the whole block"),
     ("e07_tf32", IF[0], "while x != x:\n        rounded = 0x7FFFE000", "a `while` decides once for the whole block"),

@@ -109,7 +109,8 @@ def group(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
         if column >= N:
             return f" Columns of tiles are 0 to {N // 16 - 1}: a group of GROUP_M rows has GROUP_M * num_n tiles."
         return (
-            f" Rows of tiles are 0 to {M // 16 - 1}: is the row given first, and has the last group fewer, if it must?"
+            f" Rows of tiles are 0 to {M // 16 - 1}: is the row given first, is it the remainder within a group, and "
+            "has the last group fewer rows, if it must?"
         )
 
     trace = traced(exercise, make_operands(M, N, K), outside=outside, errors=two)
@@ -123,11 +124,18 @@ def group(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     ]
     strips, wanted = _strips(found), _strips(in_groups)
     if sum(map(sum, strips)) > sum(map(sum, wanted)):
+        in_columns = [
+            (row, column)
+            for first in range(0, N // 16, 4)
+            for row in range(M // 16)
+            for column in range(first, min(first + 4, N // 16))
+        ]
+        of_columns = " Its groups have 4 columns, and all rows." * (found == in_columns)
         i = max(range(len(strips)), key=lambda i: sum(strips[i]) - sum(wanted[i]))
         raise WrongError(
             f"C is right, but of programs {16 * i} to {min(16 * i + 16, len(found)) - 1}, strips that are read of A: "
             f"{strips[i][0]}, of B: {strips[i][1]}; in groups of 4 rows they are {wanted[i][0]} and {wanted[i][1]}. "
-            f"All waves read {sum(map(sum, strips))} strips, where {sum(map(sum, wanted))} are enough."
+            f"All waves read {sum(map(sum, strips))} strips, where {sum(map(sum, wanted))} are enough.{of_columns}"
         )
 
 
@@ -154,9 +162,13 @@ def beta(exercise: Any, solution: Any) -> None:
     wanted = with_solution(solution, operands, 0.7, -1.5)
     traced(exercise, operands, 0.7, -1.5)
     found = operands["c"].double()
-    for what, alpha, beta in (("beta", 0.7, 1.0), ("beta C", 0.7, 0.0), ("alpha", 1.0, -1.5)):
+    mistakes = (
+        *((0.7, 1.0, "beta is missing"), (0.7, 0.0, "beta C is missing"), (1.0, -1.5, "alpha is missing")),
+        *((0.7, 1.5, "beta C is subtracted"), (-0.7, -1.5, "alpha A B is subtracted")),
+    )
+    for alpha, beta, what in mistakes:
         if torch.allclose(found, alpha * product + beta * before, 2.0**-9, 2.0**-9):
-            raise WrongError(f"with alpha = 0.7 and beta = -1.5 C is {alpha} A B + {beta} C: {what} is missing.")
+            raise WrongError(f"with alpha = 0.7 and beta = -1.5 C is {alpha} A B + {beta} C: {what}.")
     if not torch.allclose(found, wanted.double(), 2.0**-6, 2.0**-6):
         all_scaled = torch.allclose(found, 0.7 * (product - 1.5 * before), 2.0**-6, 2.0**-6)
         why = "it is 0.7 (A B - 1.5 C)" if all_scaled else "and rounding is not all that differs"

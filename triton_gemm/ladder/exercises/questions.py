@@ -24,6 +24,7 @@ ADVICE = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32")
     "argument '_semantic'": ": coordinates are given as one list, as in `load([row, column])`.",
     "'NoneType'": ": a function that ends without `return` gives None.",
     "'tuple' object": ": one value is to be returned.",
+    "UnboundLocalError": ": an `if` without an `else` sets it in one of two cases.",
 }
 RIGHT = "C is right, but "
 DRAWN = 2  # cases of each exercise that its page does not name

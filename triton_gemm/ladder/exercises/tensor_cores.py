@@ -39,6 +39,7 @@ NANS = [0x7F800001, 0xFF800001, 0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF, 
 # A mistake that explains all of the results: what it does to the bits of a magnitude, and a sentence.
 ROUNDINGS: list[tuple[Callable[[torch.Tensor], torch.Tensor], str]] = [
     (lambda x: x & -0x2000, "truncation shrinks every operand"),
+    (lambda x: (x + 0xFFF) & -0x2000, "ties go toward zero here, and should go away from it"),
     (lambda x: (x + 0xFFF + (x >> 13 & 1)) & -0x2000, "ties go to even here, and should go away from zero"),
     (lambda x: (x + 0x8000) & -0x10000, "7 bits of mantissa are kept, as in bf16, and TF32 keeps 10"),
     (lambda x: (x + 0x800) & -0x1000, "11 bits of mantissa are kept, and TF32 keeps 10"),
@@ -150,14 +151,19 @@ def _rounded_once(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
 )
 def split_k(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     operands = {**make_operands(M, N, K), "sums": matrix(3 * M, N, empty=True)}
-    beyond = " A part ends at K at the latest."
-    trace, steps = traced(exercise, operands, outside=lambda *_: beyond), -(-K // 16)
-    count = trace.counted("a")[0]  # two tiles of C read each element of A
+
+    def outside(name: str, row: int, column: int) -> str:
+        return f" A part {'begins at k = 0 at the earliest' if row < 0 else 'ends at K at the latest'}."
+
+    trace, steps = traced(exercise, operands, outside=outside), -(-K // 16)
+    counts = trace.counted("b")[:, ::16]  # of each k, in each tile of C
     begins = sorted({int(access.columns[0]) for access in trace.of("a") if len(access.columns)})
     odd = next((f" A part loads from k = {k} on: `first` and `last` count elements." for k in begins if k % 16), "")
-    for k in (int(k) for k in (count != 2).nonzero()):
-        times = "by no part" if count[k] == 0 else f"by {int(count[k]) // 2} of the 3 parts"
-        raise WrongError(f"k = {k} is summed {times}, and should be by one: {K} are {steps} k-tiles.{odd}")
+    alike = bool((counts == counts[:, :1]).all())
+    for k, tile in (counts != 1).nonzero().tolist():
+        times = f"by {counts[k, tile]} of the 3 parts" if counts[k, tile] else "by no part"
+        where, why = ("", odd) if alike else (f" in tile (0, {tile}) of C", " `part` numbers the parts of every tile.")
+        raise WrongError(f"k = {k} is summed {times}{where}, and should be by one: {K} are {steps} k-tiles.{why}")
     equals_product(trace)
     loads = Counter(access.program for access in trace.of("a"))
     for k in (k for k in begins if k % 16):

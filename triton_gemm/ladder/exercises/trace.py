@@ -257,13 +257,19 @@ def _line(file: str, why: Callable[[Sequence[ast.AST]], str]) -> str:
     return diagnosis(quoted) or f"line {number}: {why(())}"
 
 
+EACH = (
+    "decides once for the whole block. For each element do `mask=` of a load or store, and elsewhere "
+    "`tl.where(condition, this, that)`."
+)
+
+
 def _once(nodes: Sequence[ast.AST]) -> str:
     """On a block that Python takes for one truth value. What has a name alone for a condition may be a constexpr's."""
     ifs = [node for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.While)) and node.test in nodes]
     for one in ifs:
         if not isinstance(one.test, ast.Name):
             word = "a `while`" if isinstance(one, ast.While) else "an `if`"
-            return f"{word} decides once for the whole block: `tl.where(condition, this, that)` does for each element."
+            return f"{word} {EACH}"
     for node in nodes:
         bits = [one for one in getattr(node, "comparators", []) if isinstance(one, ast.BinOp)]
         if isinstance(node, ast.Compare) and any(isinstance(one.op, (ast.BitAnd, ast.BitOr)) for one in bits):
@@ -273,8 +279,8 @@ def _once(nodes: Sequence[ast.AST]) -> str:
             return "Blocks take `&`, `|` and `~`, as in (x < m) & (y < n), and no `and`, `or`, `not` or `0 <= x < m`."
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("min", "max"):
             return f"of blocks it is `tl.{ast.unparse(node.func)}imum`."
-    once = "an `if` decides" if ifs else "Python decides"
-    return f"{once} once for the whole block: `tl.where(condition, this, that)` does for each element."
+    once = "an `if`" if ifs else "Python"
+    return f"{once} {EACH}"
 
 
 def named(program: Iterable[int]) -> str:

@@ -40,6 +40,6 @@ def run(a, b, c):
 
 HINTS = (
     "FLOP per byte are 2 m n / (4 (m + n)) in fp32. BLOCK_K cancels out: it costs shared memory and saves no bytes.",
-    "The sums take m n / 128 registers of a thread, with 4 warps. Without tensor cores they may have a quarter of 256. "
+    "The sums take m n / 128 registers of a thread, with 4 warps. Without tensor cores they may have 64. "
     "Shared memory holds NUM_STAGES - 1 k-tiles of A and of B (k06).",
 )

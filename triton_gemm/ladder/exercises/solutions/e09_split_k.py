@@ -4,7 +4,7 @@ That is split-K, which docs/glossary.md explains and matmul's kernels do (docs/k
 program sums a part of K into a workspace, and a second kernel adds the parts in order, so that every run has the same
 bits. The parts must cover K once, also where its k-tiles are not a multiple of the parts.
 
-Checked: C of K = 200, which is 13 k-tiles of 16, and of other K, in 3 parts; how often each element of A is read;
+Checked: C of K = 200, which is 13 k-tiles of 16, and of other K, in 3 parts; how often each k is summed in a tile;
 where parts begin. The longest part may have a third of the k-tiles, rounded up.
 """
 
