@@ -18,7 +18,7 @@ UNFILLED = {
     "e08_accumulate": "63 times 0.5 is 2048, and should be 2080",
     "e09_split_k": "k = 0 is summed by 3 of the 3 parts",
     "e10_persistent": "tile (1, 2) of C, counted from 0, is never computed; each is to be computed once. There are 12 "
-    "tiles and 5 programs: some loop over several.",
+    "tiles and 5 programs: some compute 3.",
     "e11_tma": "coordinates count elements, not tiles",
     "e12_swizzle": "take 8 wavefronts",
     "e13_ring": "nobody goes on: load waits while the phase of `empty` of slot 0 is 0, and it has turned 0 times",
@@ -64,7 +64,7 @@ MISTAKES = [
     (
         *("e01_coalesce", "pid // strips + tl.zeros_like(lanes)"),
         "pid % (tl.num_programs(0) // strips) + tl.zeros_like(lanes)",
-        "but of 64 x 64 x 4: ",
+        "but of 16 x 64 x 4: ",
     ),
     ("e01_coalesce", "pid % strips * BLOCK + lanes", "(pid % strips * BLOCK + lanes + 1) % N", "amid a sector"),
     ("e05_beta", "if HAS_BETA:", "if beta < 0:", "with alpha = -1.25 and beta = 0.5 c[0, 0] is"),
@@ -115,7 +115,7 @@ MISTAKES = [
     (
         *("e01_coalesce", BY_NAME["e01_coalesce"].solution),
         "    rows = pid // 3 + lanes * 0\n    columns = pid % 3 * 32 + lanes\n",
-        "C of 64 x 96 x 8 is right, but of 32 x 160 x 8: program 96 reads a[32, 0]",
+        "C of 64 x 96 x 8 is right, but of 8 x 160 x 8: program 24 reads a[8, 0]",
     ),
     (
         *("e04_group", BY_NAME["e04_group"].solution),
@@ -192,7 +192,7 @@ MISTAKES = [
     ("e01_coalesce", "* BLOCK + lanes", "+ lanes * strips", "its lanes are 3 elements apart in a row of b."),
     ("e01_coalesce", "* BLOCK + lanes", "* BLOCK + lanes + 1", "reads b[0, 96]"),
     ("e01_coalesce", "pid // strips", "pid % strips", "wrong"),
-    ("e01_coalesce", "strips = N // BLOCK", "strips = N", "counted from 0. A row of C has 3 strips of 32."),
+    ("e01_coalesce", "strips = N // BLOCK", "strips = N", "counted from 0. A row of C has 3 strips of 32, and in"),
     (
         "e01_coalesce",
         "strips * BLOCK + lanes",
@@ -257,7 +257,7 @@ MISTAKES = [
     ("e05_beta", "out += beta", "out += beta * beta", "is not 0.7 A B - 1.5 C, and rounding is not all"),
     (
         *("e05_beta", "out = alpha * acc\n    if HAS_BETA:\n        out +="),
-        *("if HAS_BETA:\n        out = alpha * acc +", "an `if` without an `else` sets it in one of two cases."),
+        *("if HAS_BETA:\n        out = alpha * acc +", "an `if` or a loop that does not run does not set it."),
     ),
     (
         *("e05_beta", "out += beta * tl.load(c_ptrs).to(tl.float32)"),
@@ -394,8 +394,50 @@ MISTAKES = [
     ("e04_group", "group * GROUP_M +", "group * GROUP_M + +)", "SyntaxError"),
     # What is told of sums, also where a k-tile of A is not whole, or a diagnosis cannot tell.
     ("e11_tma", "tl.dot(a, b, acc, ", "tl.dot(a, b, ", "C is the last k-tile's product alone"),
+    (
+        "e11_tma",
+        "tl.dot(a, b, acc, ",
+        "tl.dot(b, a, acc, ",
+        "Each is a tile of b times one of a: `tl.dot(a, b)` it is.",
+    ),
+    (
+        "e05_beta",
+        "out += beta *",
+        "out += beta.to(tl.float32) *",
+        "numbers are Python's in the interpreter, fp32 on a GPU",
+    ),
+    (
+        "e07_tf32",
+        "rounded, 0x7FFFE000)",
+        "0x7FFFE000, rounded)",
+        "0x3F800000): a number becomes NaN. `tl.where",
+    ),
+    ("e12_swizzle", "row % 8", "row / 8", "float32: `/` makes fp32, use `//`."),
+    ("e07_tf32", "& 0xFFFFE000", "& ~0x1FFF", "to Python `~` of a number is negative"),
+    (
+        *("e07_tf32", "(bits + 0x1000)"),
+        *("tl.where(x < 0, bits - 0x1000, bits + 0x1000)", "the sign is a bit of its own, so what is added"),
+    ),
+    (
+        *("e11_tma", "load([pid_m * BLOCK, k])"),
+        *(
+            "load([pid_m * BLOCK, k * BLOCK])",
+            "Of the boxes that are multiplied 3 begin beyond a: coordinates count elements",
+        ),
+    ),
+    (
+        "e02_mask",
+        "(rows[:, None] < height) &",
+        "(rows[:, None] < height) |",
+        "a lane needs both comparisons, which is `&`.",
+    ),
     ("e11_tma", "acc = tl.dot", "acc += tl.dot", "`acc += tl.dot(a, b, acc)` adds acc twice"),
-    ("e11_tma", "tl.dot(a, b,", "tl.dot(a.to(tl.float16), b.to(tl.float16),", "940 of 960 are wrong."),
+    (
+        "e11_tma",
+        "tl.dot(a, b,",
+        "tl.dot(a.to(tl.float16), b.to(tl.float16),",
+        "940 of 960 are wrong. Operands are multiplied in fp16",
+    ),
     ("e08_accumulate", "acc = tl.dot", "acc += tl.dot", "`acc += tl.dot(a, b, acc)` adds acc twice"),
     ("e08_accumulate", "acc = tl.dot(a, b, acc)", "acc = tl.dot(a, b, acc=acc) + acc", "adds acc twice"),
     (
@@ -562,4 +604,5 @@ REFUSED = [
         *("e13_ring", "step // SLOTS % 2", "divmod(step, SLOTS)[0] % 2"),
         "C is right in the simulation, but Triton's compiler refuses",
     ),
+    ("e05_beta", "out += beta *", "out += float(beta) *", "refuses `out += float(beta) * tl.load(c_ptrs)"),
 ]

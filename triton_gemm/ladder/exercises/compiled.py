@@ -24,10 +24,13 @@ LIMIT_S = 120
 REFUSES = "Triton's compiler refuses"
 
 
-def refused(path: Path, given: Sequence[Any], where: str = "interpreter") -> str | None:
+def refused(path: Path, *calls: Sequence[Any], where: str = "interpreter") -> str | None:
     """The compiler's error about the kernels that the file's `run` launches for such arguments, or None. Errors that
     name no line of a kernel, as of a full disk or of no `ptxas`, do not count. where: what ran them."""
-    kinds = [[*x.shape, str(x.dtype).rpartition(".")[2]] if isinstance(x, torch.Tensor) else x for x in given]
+    kinds = [
+        [[*x.shape, str(x.dtype).rpartition(".")[2]] if isinstance(x, torch.Tensor) else x for x in given]
+        for given in calls
+    ]
     with suppress(OSError, subprocess.TimeoutExpired), TemporaryDirectory() as cache:
         environment = {**os.environ, "TRITON_CACHE_DIR": cache, "TRITON_GEMM_USE": "0", "PYTHONWARNINGS": "ignore"}
         environment.pop("TRITON_INTERPRET", None)
@@ -58,8 +61,8 @@ def main(path: str, kinds: str) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    given = json.loads(kinds)
-    module.run(*(torch.empty(x[:-1], dtype=getattr(torch, x[-1])) if isinstance(x, list) else x for x in given))
+    for given in json.loads(kinds):
+        module.run(*(torch.empty(x[:-1], dtype=getattr(torch, x[-1])) if isinstance(x, list) else x for x in given))
     for kernel, arguments in launches:
         try:
             compile_kernel(kernel, arguments, HOPPER)

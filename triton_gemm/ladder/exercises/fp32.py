@@ -18,12 +18,15 @@ from . import causes
 from .questions import equals_product, for_each, make_operands, same_bits, stored_tiles, traced, with_solution
 from .trace import Access, Trace, WrongError, matrix
 
-MASKED_OFF = " Mask off rows from `height` and columns from `width` on. `tl.where` would come after the load."
+MASKED_OFF = (
+    " Mask off rows from `height` and columns from `width` on: a lane needs both comparisons, which is `&`. `tl.where` "
+    "would come after the load."
+)
 
 
-@for_each((64, 96, 8), (32, 160, 8), (64, 64, 4), drawn=lambda r: (32 * r.randint(1, 3), 32 * r.randint(1, 6), 4))
+@for_each((64, 96, 8), (8, 160, 8), (16, 64, 4), drawn=lambda r: (r.randint(1, 12), 32 * r.randint(1, 6), 4))
 def coalesce(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
-    strips = f" A row of C has {N // 32} strips of 32."
+    strips = f" A row of C has {N // 32} strips of 32, and in a strip only the columns vary with `lanes`."
     trace = traced(exercise, make_operands(M, N, K), outside=lambda *_: strips)
     equals_product(trace, cause=causes.diagonal)
     for name, kind in (("a", "load"), ("b", "load"), ("c", "store")):

@@ -24,7 +24,10 @@ ADVICE = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32")
     "argument '_semantic'": ": coordinates are given as one list, as in `load([row, column])`.",
     "'NoneType'": ": a function that ends without `return` gives None.",
     "'tuple' object": ": one value is to be returned.",
-    "UnboundLocalError": ": an `if` without an `else` sets it in one of two cases.",
+    "'float' object has no attribute": ": numbers are Python's in the interpreter, fp32 on a GPU, and need no cast.",
+    "unsigned tensor and a negative": ": to Python `~` of a number is negative: write its 32 bits out, in hexadecimal.",
+    "UnboundLocalError": ": an `if` or a loop that does not run does not set it.",
+    "operands of type triton.language.float32": ": `/` makes fp32, use `//`.",
 }
 RIGHT = "C is right, but "
 DRAWN = 2  # cases of each exercise that its page does not name

@@ -68,10 +68,12 @@ def tf32(exercise: Any, solution: Any) -> None:
                 "its last 13 bits are not all 0. Half of the last bit that stays is added first, and then they are "
                 "cleared; `+` binds closer than `&`"
             )
-        elif not why and torch.equal(rounded, torch.where(bits < 0, sizes - 0x1000, sizes + 0x1000) & 0x7FFFE000):
+        elif not why and torch.equal(*(x[sizes > 0] for x in (rounded, _signed(bits, sizes)))):
             why = "the sign is a bit of its own, so what is added to the others goes away from zero for both signs"
         elif not why and lost.any():
             i, why = int(lost.nonzero()[0, 1]), "it lost its sign"
+        elif not why and out[0, 0].isnan():
+            why = "a number becomes NaN. `tl.where(condition, this, that)` gives `this` where the condition is true"
         elif not why and i < len(FLOATS):
             why = f"it is {FLOATS[i][2]}"
         raise WrongError(
@@ -87,6 +89,11 @@ def tf32(exercise: Any, solution: Any) -> None:
             + " Bits are integers: `tl.where` made one of a NaN."
             * (_bits(out, i) == 0x80000000)
         )
+
+
+def _signed(bits: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """What rounding gives that takes half of the last bit from a negative number."""
+    return torch.where(bits < 0, sizes - 0x1000, sizes + 0x1000) & 0x7FFFE000
 
 
 def _bits(x: torch.Tensor, i: int) -> int:
@@ -132,7 +139,7 @@ def _rounded_once(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     least, most = ((a @ b + error * (a.abs() @ b.abs())).half() for error in (-(2.0**-20), 2.0**-20))
     same = (least <= c) & (c <= most)
     if not same.all():
-        why = "something is rounded to fp16 in the loop, be it a k-tile's product."
+        why = "something is rounded to 16 bits in the loop, be it a k-tile's product."
         if torch.equal(c, operands["c"].bfloat16().double()):
             why = "all of them have bf16's 8 bits, of fp16's 11. Sums in fp32 are rounded once, to fp16."
         raise WrongError(
@@ -183,7 +190,7 @@ def persistent(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     trace = traced(exercise, make_operands(M, N, K), outside=lambda *_: f" Tiles are 0 to {count - 1}.")
     if trace.grid != (5, 1, 1):
         raise WrongError("the grid is given, 5 programs: what each of them computes is to be found.")
-    found = stored_tiles(trace, f" There are {count} tiles and 5 programs: some loop over several.")
+    found = stored_tiles(trace, f" There are {count} tiles and 5 programs: some compute {-(-count // 5)}.")
     equals_product(trace)
     most = max(map(len, found.values()))
     if most > -(-count // 5):
@@ -205,8 +212,11 @@ def persistent(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
 )
 def tma(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     counts = {"aligned": ": coordinates count elements, not tiles, and a box begins at a multiple of BLOCK."}
+    beyond = " Of the boxes that are multiplied {} begin beyond {}: coordinates count elements, not tiles."
+    in_fp16 = " Operands are multiplied in fp16, which has 11 bits of their 24."
     trace, steps = traced(exercise, make_operands(M, N, K), errors=counts), -(-K // 16)
     for (m, n, _), accesses in trace.programs().items():
+        dots = sum(one.kind == "dot" for one in accesses)
         for name in "ab":
             boxes = [(int(one.rows[0]), int(one.columns[0])) for one in accesses if _reads(one, name)]
             wanted = [(16 * m, 16 * i) if name == "a" else (16 * i, 16 * n) for i in range(steps)]
@@ -220,16 +230,15 @@ def tma(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
             for row, column in (right for right in wanted if right not in boxes):
                 raise WrongError(
                     f"program ({m}, {n}) never loads the box of {name} that begins at row {row} and column {column}: "
-                    f"K = {K} has {steps} k-tiles."
+                    f"K = {K} has {steps} k-tiles." + beyond.format(dots - len(boxes), name) * (dots > len(boxes))
                 )
             if len(boxes) > steps:
                 raise WrongError(f"program ({m}, {n}) loads {len(boxes)} boxes of {name}, and needs {steps}.")
-        dots = sum(one.kind == "dot" for one in accesses)
         if dots > steps:
             raise WrongError(
                 f"program ({m}, {n}) multiplies {dots} k-tiles of {steps}: a box beyond K is 0, and takes time."
             )
-    equals_product(trace, cause=causes.multiplied)
+    equals_product(trace, cause=lambda trace: causes.multiplied(trace) or in_fp16 * bool(trace.of("fp16", "dot")))
 
 
 def _reads(access: Access, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 For each k a program reads BLOCK_M + BLOCK_N elements and does 2 BLOCK_M BLOCK_N FLOP with them. A tile of 16 x 16
 makes 4 FLOP of a byte. Choose a tile that makes 16 or more, and that an A100 can still run: a thread's sums may have
-64 of its 255 registers, and an SM has 163 KiB of shared memory for a program.
+a quarter of its 256 registers, and an SM has 163 KiB of shared memory for a program.
 
 Checked: C; FLOP for each byte of A and B that is counted; registers and shared memory, without tensor cores.
 """
@@ -40,6 +40,6 @@ def run(a, b, c):
 
 HINTS = (
     "FLOP per byte are 2 m n / (4 (m + n)) in fp32. BLOCK_K cancels out: it costs shared memory and saves no bytes.",
-    "The sums take m n / 128 registers of a thread, with 4 warps. Without tensor cores they may have 64. "
+    "The sums take m n / 128 registers of a thread, with 4 warps. Without tensor cores they may have a quarter of 256. "
     "Shared memory holds NUM_STAGES - 1 k-tiles of A and of B (k06).",
 )

@@ -39,6 +39,6 @@ def run(a, b, c):
 
 
 HINTS = (
-    "`tl.dot(a, b, acc)` adds to `acc` in `acc`'s dtype, and its default is fp32.",
+    "`tl.dot(a, b, acc)` adds in fp32, where no `out_dtype` is given, and `acc` must be in that dtype.",
     "`.to(tl.float16)` belongs behind the loop alone, where the kernel has it already.",
 )
