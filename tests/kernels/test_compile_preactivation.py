@@ -13,6 +13,7 @@ import torch
 from tests.kernels.test_gated import HOPPER, gated_problem, in_groups
 from tests.support.compiled_kernels import compiled, product
 from tests.support.kernel_cases import ids
+from tests.support.tiers import one
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import SHARED_MEMORY, device_of_capability
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
@@ -95,6 +96,7 @@ def few_rows(capability: Capability) -> list[tuple[GemmProblem, Launch]]:
     return found + [(form, skinny.launches(form, config)[-1]) for config in skinny.CONFIGS]
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.few(shows=lambda capability: {capability})
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_kernels_of_few_rows_spill_nothing(capability: Capability) -> None:

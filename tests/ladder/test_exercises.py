@@ -122,6 +122,7 @@ def test_it_copies_and_keeps_what_was_filled_in(run: Run) -> None:
     assert files[0].read_text() == "mine" and files[1].read_text() == EXERCISES[1].unfilled
 
 
+@pytest.mark.full
 def test_it_lists_and_checks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, _ = run()
     assert status == 0 and "exercise start` copies them into ./gemm_exercises" in out
@@ -247,6 +248,7 @@ def played(number: int) -> dict[str, Any]:
     return json.loads(re.findall(r'id="data">(.*)</script>', text)[0])[0]
 
 
+@pytest.mark.full
 def test_a_run_is_shown_and_a_wrong_one_looks_wrong(run: Run) -> None:
     run("start")
     numbers = ["1", "2", "4", "6", "12", "13"]

@@ -42,6 +42,7 @@ def points(count: int) -> list[dict[str, Any]]:
     return [{axis: draw.choice(values) for axis, values in explorer.AXES.items()} for _ in range(count)]
 
 
+@pytest.mark.full
 def test_a_time_is_the_models_where_a_configuration_can_run(found: explorer.Explored) -> None:
     can_run = {True: 0, False: 0}
     for point in points(4000):

@@ -23,6 +23,7 @@ def caption(rung: str) -> str:
     return pictures.path(rung).read_text().partition("<desc>")[2].partition("</desc>")[0]
 
 
+@pytest.mark.full
 def test_what_is_drawn_in_time_or_place_is_played(scenes: dict[str, dict[str, Any]]) -> None:
     assert tuple(scenes) == player.PLAYED
     assert len(page([*scenes.values()])) < 100_000

@@ -21,6 +21,7 @@ from perf.tuning import rebuild, tables
 from perf.tuning.runs import DRAWN, LAYERS, MODELS, NUMBERS, ROWS, RUNS, TWICE, drawn, listed
 from tests.support.patches import replace_all
 from tests.support.report_records import SURROUNDINGS
+from tests.support.tiers import one
 from triton_gemm.cli.words import problem_text
 from triton_gemm.hardware.gpus import named_device
 from triton_gemm.kernels import forms
@@ -300,6 +301,7 @@ def test_a_table_is_rebuilt_from_a_record(
             command.main(wrong)
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("gpu", SHIPPED_FROM)
 def test_a_shipped_table_is_what_its_records_give(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "CLUSTERS", True)  # as with the Triton that it was measured on

@@ -22,6 +22,8 @@ import pytest
 import torch
 import triton
 
+from tests.support.tiers import one
+
 ROOT = Path(__file__).parents[2]
 TREES = ("triton_gemm", "reference_cuda", "perf", "examples", "tests")
 
@@ -201,6 +203,7 @@ def test_what_a_wheel_cannot_run_says_what_it_needs(installed: Installed) -> Non
     assert done.returncode == 0 and done.stdout.startswith("k06 pipelined")
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize(
     "without",
     [

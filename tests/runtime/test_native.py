@@ -18,6 +18,7 @@ import torch
 from tests.support import fake_driver
 from tests.support.fake_driver import Driver
 from tests.support.native_calls import CALL, Call
+from tests.support.tiers import one
 from triton_gemm import compat
 from triton_gemm.functional import fast_path
 from triton_gemm.kernels.launch import TensorMap
@@ -72,6 +73,7 @@ def comparable(driver: Driver, found: plan.GemmPlan, launches: Sequence[Sequence
     return shown
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("name", CASES)
 def test_the_driver_is_shown_what_triton_shows_it(driver: Driver, name: str) -> None:
     a, b, auxiliary = CASES[name]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import printed
+from tests.support.tiers import one
 
 pytestmark = pytest.mark.slow
 
@@ -364,6 +365,7 @@ with triton_gemm.use(only=torch.bfloat16):
 }
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_calls_go_on(name: str, extension: Path) -> None:
     script = BEGINNING + SCRIPTS[name] + "print('ended', flush=True)\n"

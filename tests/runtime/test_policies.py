@@ -19,6 +19,7 @@ from tests.support.patches import replace_all
 from tests.support.plan_fakes import FakePlan, take_plans_away
 from tests.support.table_fakes import HOPPER, another, problem_of, store
 from tests.support.threads import at_once
+from tests.support.tiers import one
 from triton_gemm import tables
 from triton_gemm.hardware.device import DeviceInfo
 from triton_gemm.problem import GemmProblem, Request
@@ -97,6 +98,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("name, message", WRONG)
 @pytest.mark.parametrize("filtered", ["always", "error"])
 def test_a_wrong_environment_is_warned_of_once(
@@ -236,6 +238,7 @@ def operands(M: int = 512, N: int = 1024, K: int = 2048) -> tuple[torch.Tensor, 
     return torch.ones(M, K, dtype=BF16), torch.ones(K, N, dtype=BF16)
 
 
+@pytest.mark.full
 def test_no_plan_is_served_that_was_chosen_otherwise(planned: list[FakePlan], tmp_path: Path) -> None:
     a, b = operands()
 

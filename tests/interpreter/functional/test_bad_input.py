@@ -74,6 +74,7 @@ def words(error: object) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("function", "parameter"), CASES, ids=lambda name: name)
 def test_a_wrong_argument_is_refused_and_the_next_call_is_right(
     function: str, parameter: str, right: dict[str, Arguments]

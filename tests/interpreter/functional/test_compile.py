@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import triton_gemm
 from tests.support.product_views import compiled, draw, multiply_with_torch, torchs_linear
+from tests.support.tiers import one
 from triton_gemm.functional import ops
 from triton_gemm.runtime import plan
 
@@ -44,6 +45,7 @@ def with_grad(x: Any) -> Any:
     return x.detach().requires_grad_() if isinstance(x, torch.Tensor) else x
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("name", [*SAMPLES, *BOTH])
 def test_opcheck(name: str) -> None:
     of_torch = torch.ops.triton_gemm

@@ -252,6 +252,7 @@ def layers(activation: Any, residual: bool) -> tuple[Callable[..., torch.Tensor]
     return ours, theirs
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("in_dims", IN_DIMS, ids=str)
 @pytest.mark.parametrize(
     ("activation", "residual"), [(None, False), ("silu", False), ("silu", True), ("swiglu", False), ("swiglu", True)]

@@ -17,6 +17,7 @@ from tests.fuzz import Calls, Step, as_test
 from tests.support import random_products
 from tests.support.patches import replace_all
 from tests.support.random_products import OPERATIONS, SMALL, Problem, draw_problem
+from tests.support.tiers import one
 from triton_gemm.functional import ops
 from triton_gemm.problem import Layout
 from triton_gemm.runtime import plan
@@ -50,6 +51,7 @@ def nothing_stays_planned() -> Iterator[None]:
     fuzz.forget()
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_thousand_products(share: int, patched_faster: None) -> None:

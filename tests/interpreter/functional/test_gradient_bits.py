@@ -40,6 +40,7 @@ def layers(draw: Any) -> Layer:
     )
 
 
+@pytest.mark.full
 @settings(max_examples=60, deadline=None, derandomize=True)
 @example(Layer((40,), 64, 64, torch.bfloat16, "gelu", True))
 @example(Layer((40,), 64, 64, torch.bfloat16, "swiglu", True))

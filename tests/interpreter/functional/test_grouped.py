@@ -68,6 +68,7 @@ def test_precision_and_out_dtype(kind: str, precision: str) -> None:
     assert_right(a, b, offs, c)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation(kind: str, name: str) -> None:

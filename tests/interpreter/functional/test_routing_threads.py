@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.processes import printed
+from tests.support.tiers import one
 
 BEGINNING = """
 import gc, signal, sys, threading, time, warnings
@@ -192,6 +193,7 @@ assert triton_gemm.report_routing() == {("mm", "triton_gemm"): 2}
 }
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_products_go_on(name: str) -> None:

@@ -13,6 +13,7 @@ import triton_gemm
 from tests.support.awkward_sizes import EMPTY
 from tests.support.epilogue_truth import activated, assert_scaled, assert_scales_keep_every_bit
 from tests.support.product_checks import NAN
+from tests.support.tiers import one
 from triton_gemm.problem import ACTIVATIONS
 from triton_gemm.runtime import plan
 
@@ -73,6 +74,7 @@ def test_a_bias_is_added_after_the_scales(kind: str, out_dtype: torch.dtype) -> 
             assert_scaled(a, b, *scales, c, bias)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", ["tensor", "rows", "blocks"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_comes_after_scales_and_bias(name: str, kind: str) -> None:
@@ -120,6 +122,7 @@ def test_scales_and_a_bias_that_are_negative_views(kind: str) -> None:
     assert_scaled(a, b, *negative[:2], c, negative[2])
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("kind", ["tensor", "rows", "rows-and-tensor", "tensor-and-rows", "blocks"])
 @settings(max_examples=12, deadline=None)
 @example(of_a=-106, of_both=-146)

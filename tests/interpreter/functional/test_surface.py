@@ -54,6 +54,7 @@ ANY_BATCH = st.one_of(st.just("none"), st.sampled_from(list(BATCHES)))
 ANY_VIEW = st.sampled_from([*VIEWS, *EXPANDED])
 
 
+@pytest.mark.full
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(ANY_BATCH, SIZE, SIZE, SIZE, st.sampled_from([*DTYPES, DOUBLE]), ANY_VIEW, ANY_VIEW, st.booleans())
 def test_matmul_of_any_batches_and_strides(

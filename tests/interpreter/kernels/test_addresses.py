@@ -28,6 +28,7 @@ from tests.support.address_recorder import (
 )
 from tests.support.kernel_mutants import MUTANTS, ROWS_OF_32_BITS, Mutant, kernels_with, mutant
 from tests.support.table_fakes import HOPPER
+from tests.support.tiers import one
 from triton_gemm import kernels
 from triton_gemm.arithmetic import ARITHMETICS
 from triton_gemm.kernels.launch import Launch
@@ -212,6 +213,7 @@ def unchecked(call: Callable[..., None]) -> Callable[..., None]:
     return inner
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("name", [*KERNELS, *RUNGS])
 def test_every_address_is_an_element_s(name: str) -> None:
     for seed in range(FEW):

@@ -12,6 +12,7 @@ from tests.support import kernel_forms, nan_windows
 from tests.support.kernel_forms import SMALL, Alone, Far, Separate, circumstances
 from tests.support.random_products import Memory, Prepared, Problem
 from tests.support.table_fakes import HOPPER
+from tests.support.tiers import one
 from triton_gemm import kernels
 from triton_gemm.hardware.device import device_info
 from triton_gemm.runtime.plan import InterpretedPlan
@@ -38,6 +39,7 @@ def test_rungs_read_and_write_nothing_outside(offset: int) -> None:
     assert failed == []
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize("which", ["a", "b", "c"])
 def test_far_operands_span_what_they_say(which: str) -> None:
     """And are multiplied right."""

@@ -37,6 +37,7 @@ def test_a_hole_does_not(exercise: Exercise, tmp_path: Path) -> None:
     assert UNFILLED[exercise.name] in (checked(exercise, exercise.before, tmp_path) or "")
 
 
+@pytest.mark.few(shows=lambda name, **_: [name])
 @pytest.mark.parametrize(("name", "right", "wrong", "message"), MISTAKES)
 def test_a_mistake_is_named_in_the_message(name: str, right: str, wrong: str, message: str, tmp_path: Path) -> None:
     exercise = BY_NAME[name]
@@ -146,6 +147,7 @@ def test_an_endless_loop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "did not end within 1 seconds" in (checked(BY_NAME["e04_group"], endless, tmp_path) or "")
 
 
+@pytest.mark.few(shows=one)
 @pytest.mark.parametrize(("name", "right", "other"), OTHERS)
 def test_another_right_answer_passes(name: str, right: str, other: str, tmp_path: Path) -> None:
     """What is counted decides, not what is written."""

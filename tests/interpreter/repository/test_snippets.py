@@ -70,6 +70,7 @@ def answered(page: Path, answers: list[object]) -> tuple[int, str]:
     )
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda page: page.stem)
 def test_a_notebook_tells_what_was_counted_after_a_guess(page: Path) -> None:
