@@ -16,7 +16,11 @@ PATCHED = {
 
 def getmembers(of: object, *only: Any) -> list[tuple[str, Any]]:
     names = PATCHED.get(id(of))
-    return inspect.getmembers(of, *only) if names is None or only else [(name, getattr(of, name)) for name in names]
+    if not names or only:
+        return inspect.getmembers(of, *only)
+    if not tl.core.is_builtin(getattr(of, names[0])):  # a kernel calls a function: all are patched already
+        return []
+    return [(name, getattr(of, name)) for name in names]
 
 
 interpreter.inspect = types.ModuleType("inspect")
