@@ -118,7 +118,7 @@ def exchanged(trace: Trace) -> str:
 
 
 def diagonal(trace: Trace) -> str:
-    """On a strip whose rows and columns both vary with the lanes."""
+    """On a strip in which both the rows and the columns vary with the lane."""
     store = trace.of("c", "store")[0]
     steps = [{int(y) - int(x) for x, y in pairwise(one)} for one in (store.rows, store.columns)]
     return " A program's results lie on a diagonal: only the columns vary with `lanes`." * (steps == [{1}, {1}])

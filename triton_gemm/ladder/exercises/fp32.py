@@ -119,20 +119,9 @@ def group(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     trace = traced(exercise, make_operands(M, N, K), outside=outside, errors=two)
     found = [tiles[0] for tiles in stored_tiles(trace).values()]
     equals_product(trace)
-    in_groups = [
-        (row, column)
-        for first in range(0, M // 16, 4)
-        for column in range(N // 16)
-        for row in range(first, min(first + 4, M // 16))
-    ]
-    strips, wanted = _strips(found), _strips(in_groups)
+    strips, wanted = _strips(found), _strips(_in_groups(M // 16, N // 16))
     if sum(map(sum, strips)) > sum(map(sum, wanted)):
-        in_columns = [
-            (row, column)
-            for first in range(0, N // 16, 4)
-            for row in range(M // 16)
-            for column in range(first, min(first + 4, N // 16))
-        ]
+        in_columns = [(row, column) for column, row in _in_groups(N // 16, M // 16)]
         of_columns = " Its groups have 4 columns, and all rows." * (found == in_columns)
         i = max(range(len(strips)), key=lambda i: sum(strips[i]) - sum(wanted[i]))
         raise WrongError(
@@ -140,6 +129,16 @@ def group(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
             f"{strips[i][0]}, of B: {strips[i][1]}; in groups of 4 rows they are {wanted[i][0]} and {wanted[i][1]}. "
             f"All waves read {sum(map(sum, strips))} strips, where {sum(map(sum, wanted))} are enough.{of_columns}"
         )
+
+
+def _in_groups(rows: int, columns: int) -> list[tuple[int, int]]:
+    """All tiles in the order of a grouped launch, whose groups have 4 rows."""
+    return [
+        (row, column)
+        for first in range(0, rows, 4)
+        for column in range(columns)
+        for row in range(first, min(first + 4, rows))
+    ]
 
 
 def _strips(tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
