@@ -29,7 +29,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tier", choices=("fast", "full", "rest"), default="fast", help="which tests run: tests/support/tiers.py"
     )
-    parser.addoption("--share", default="1/1", help="the part of the fast tier or of the rest that runs, as 2/3")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

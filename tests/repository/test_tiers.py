@@ -59,12 +59,6 @@ def collected(folder: Path, tests: str, *options: str, name: str = "") -> tuple[
     return re.findall(r"::(\S+)", done.stdout), done.stdout + done.stderr
 
 
-def test_shares_are_the_whole_rest(tmp_path: Path) -> None:
-    rest, _ = collected(tmp_path, TESTS, "--tier=rest")
-    shares = [collected(tmp_path, TESTS, "--tier=rest", f"--share={i}/2")[0] for i in (1, 2)]
-    assert all(shares) and sorted(shares[0] + shares[1]) == sorted(rest)
-
-
 def test_tiers(tmp_path: Path) -> None:
     fast, _ = collected(tmp_path, TESTS)
     rest, _ = collected(tmp_path, TESTS, "--tier=rest")

@@ -20,7 +20,6 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -77,8 +76,7 @@ def only_in_the_full_tier(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what is not in the tier that `config` asks for; `rest` is the full one without the fast one. Of that
-    tier, --share=2/3 runs the second of three parts."""
+    """Deselects what is not in the tier that `config` asks for; `rest` is the full one without the fast one."""
     slow = only_in_the_full_tier(items)
     wrong = sorted({item.nodeid.partition("[")[0] for item in slow if PLANTED.search(item.name.partition("[")[0])})
     if wrong:
@@ -86,10 +84,7 @@ def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     tier = config.getoption("tier")
     if tier == "full" or any("::" in argument for argument in config.args):
         return
-    which, of = map(int, config.getoption("share").split("/"))
-    chosen = {
-        item for item in items if (item in slow) == (tier == "rest") and crc32(item.nodeid.encode()) % of == which % of
-    }
+    chosen = [item for item in items if (item in slow) == (tier == "rest")]
     if len(chosen) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = [item for item in items if item in chosen]
+        config.hook.pytest_deselected(items=[item for item in items if (item in slow) != (tier == "rest")])
+        items[:] = chosen
