@@ -15,14 +15,14 @@ from triton_gemm.compat import CLUSTERS
 from triton_gemm.config import TileConfig
 from triton_gemm.hardware.device import DeviceInfo, device_info
 from triton_gemm.kernels import fma, gemv, portable, skinny, warp_specialised
-from triton_gemm.kernels.candidate import Algorithm
+from triton_gemm.kernels.candidate import Algorithm, Candidate
 from triton_gemm.kernels.launch import MAX_SIZE
 from triton_gemm.kernels.repack import repacked
 from triton_gemm.kernels.schedule import Schedule
 from triton_gemm.problem import GemmProblem
 from triton_gemm.runtime import workspace
 from triton_gemm.runtime.plan import GemmPlan
-from triton_gemm.selection.select import Selection, select
+from triton_gemm.selection.select import Selection, given, illegal, select
 
 hopper = pytest.mark.skipif(
     "torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)", reason="needs Hopper"
@@ -48,7 +48,10 @@ class Operands(kernel_cases.Operands):
     def __init__(self, case: Case) -> None:
         super().__init__(case, DEVICE)
 
-    def check(self, plan: kernel_cases.Runnable, parts: int = 1, times: int = 1) -> None:
+    def check(self, plan: GemmPlan, parts: int = 1, times: int = 1) -> None:
+        algorithm = plan.selection.algorithm
+        candidate = Candidate(given(self.problem, algorithm), algorithm)
+        assert illegal(self.problem, gpu(), candidate) is None, "it may never end"
         super().check(plan, parts, times)
         assert counters_are_zero(), "counters are not zero afterwards"
 
@@ -175,10 +178,10 @@ def test_every_circumstance_of_second_launches(name: str) -> None:
 @pytest.mark.parametrize("precision", ["tf32", *EMULATED])
 def test_second_launches_of_fp32(precision: str) -> None:
     case = Case((133, 264, 1028), "ntn", dtype=torch.float32, precision=precision, bias="n")
-    planes = EMULATED.get(precision)
-    of_dtype = warp_specialised.configs(torch.float32 if planes is None else planes.dtype)
-    config = next(c for c in of_dtype if (c.BLOCK_M, c.BLOCK_N) == (64, 64))
-    packed = ("a", "b") if planes else ()
+    packed = () if precision == "tf32" else ("a", "b")
+    problem = repacked(Operands(case).problem, packed)
+    of_dtype = warp_specialised.configs(torch.float32 if precision.startswith("tf32") else torch.bfloat16)
+    config = next(c for c in of_dtype if warp_specialised.illegal(problem, gpu(), c, reduced(case, c, 3)) is None)
     check(case, persistent(config, reduced(case, config, 3), packed=packed, precision=precision), times=2)
 
 
