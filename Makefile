@@ -166,7 +166,7 @@ test test-all: $(READY)
 	@failed=; \
 	group() { \
 	  name=$$1; shift; echo; echo "==> tests: $$name"; \
-	  "$$@" --tier=$(TIER) -n $(JOBS) --maxprocesses=8 --durations=5 --junit-xml=$(RESULTS)/$$name.xml $(ARGS); \
+	  "$$@" --tier=$(TIER) -n $(JOBS) --maxprocesses=8 --dist=worksteal --durations=5 --junit-xml=$(RESULTS)/$$name.xml $(ARGS); \
 	  case $$? in 0$(if $(ARGS),|5)) ;; *) failed="$$failed $$name" ;; esac; \
 	}; \
 	group interpreter env TRITON_INTERPRET=1 OMP_NUM_THREADS=1 '$(PY)' -m pytest tests/interpreter; \

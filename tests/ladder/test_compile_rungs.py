@@ -8,6 +8,7 @@ import pytest
 import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
+from tests.support.compiled_kernels import CAPABILITIES, compile_call
 from tests.support.kernel_mutants import RUNGS
 from triton_gemm import compat
 from triton_gemm.config import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, GemmConfig
@@ -45,7 +46,7 @@ def compiled(
     rung: Rung, capability: Capability, config: GemmConfig, *, dtype=None, size=ALIGNED, **options
 ) -> list[aot.Compiled]:
     """What a launch of `rung` compiles to; the kernel that multiplies is the last."""
-    return aot.compile_call(rung.launch, size, dtype or rung.dtypes[0], capability, config=config, **options)
+    return compile_call(rung.launch, size, dtype or rung.dtypes[0], capability, config=config, **options)
 
 
 def assert_fits(
@@ -84,6 +85,18 @@ def main_loop(sass: str, of: str = "FFMA") -> list[tuple[str, list[str]]]:
             loop = [(o, x.split(", ")) for address, o, x in code if int(target[1], 16) <= address <= end]
             best = max(best, loop, key=lambda found: sum(o.partition(".")[0] == of for o, _ in found))
     return best
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=arch)
+def test_instructions_are_what_nvdisasm_names(capability: Capability) -> None:
+    """By opcode, once their names are known: those of the last rung, which has most."""
+    rung = [rung for rung in LADDER if capability in rung.capabilities][-1]
+    config = default(rung, capability)
+    compiled(rung, capability, config)
+    named = aot.compile_call(rung.launch, ALIGNED, rung.dtypes[0], capability, config=config)
+    for kernel, expected in zip(compiled(rung, capability, config), named, strict=True):
+        assert replace(kernel, asm={}) == replace(expected, asm={})
+        assert kernel.asm["sass"] == expected.asm["sass"]
 
 
 # Told --regAllocOptLevel=2, as by Triton 3.9, ptxas 13.4 spills an index or two around the main loop for one more block

@@ -1,12 +1,26 @@
-"""Kernels compiled for GPUs that are not here, of products that have no memory."""
+"""Kernels compiled for GPUs that are not here, of products that have no memory.
+
+nvdisasm takes 0.8 s before its first line, as long as a small kernel takes to compile. So it runs only where a test
+reads the text, and for a kernel with an opcode that none had before. Since Volta the lowest 12 of an instruction's 128
+bits are its opcode (Jia, Maggioni, Staiger and Scarpazza, Dissecting the NVIDIA Volta GPU Architecture via
+Microbenchmarking, 2018).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import struct
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+import triton
 
 from triton_gemm.arithmetic import default_arithmetic
+from triton_gemm.compat import compile_kernel
 from triton_gemm.kernels.launch import Launch, materialise
 from triton_gemm.problem import GemmProblem, Layout
 from triton_gemm.runtime import aot, binaries
@@ -68,4 +82,79 @@ def _compiled(
 ) -> aot.Compiled:
     launch = launch.programmatic() if programmatic else launch
     arguments = materialise(launch, operands, binaries.SCALARS)
-    return aot.compile_launch(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
+    return compile_captured(aot.CapturedLaunch(launch.kernel, {**arguments, **launch.options}), capability)
+
+
+def compile_call(
+    call: Callable[..., object],
+    shapes: Three,
+    dtype: torch.dtype,
+    capability: Capability,
+    *,
+    out_dtype: torch.dtype | None = None,
+    layout: str = "nn",
+    **options: object,
+) -> list[aot.Compiled]:
+    """As `aot.compile_call`."""
+    with aot.capture() as launches:
+        call(*aot.operands(shapes, dtype, layout, out_dtype), **options)
+    return [compile_captured(launch, capability) for launch in launches]
+
+
+def compile_captured(launch: aot.CapturedLaunch, capability: Capability) -> aot.Compiled:
+    """As `aot.compile_launch`."""
+    made = compile_kernel(launch.kernel, launch.arguments, capability)
+    cubin, target = made.asm["cubin"], f"sm_{10 * capability[0] + capability[1]}"
+    instructions = Counter(NAMES[target, opcode] for opcode in opcodes(cubin) if (target, opcode) in NAMES)
+    if instructions.total() < sum(1 for _ in opcodes(cubin)) or AMBIGUOUS & instructions.keys():
+        instructions = disassembled(cubin, target)
+    return aot.Compiled(
+        name=made.metadata.name,
+        target=target,
+        registers=int(re.findall(r"REG:(\d+)", cuobjdump(cubin, "-res-usage"))[-1]),
+        shared=made.metadata.shared,
+        spills=instructions["STL"] + instructions["LDL"],
+        instructions=instructions,
+        asm=Stages(made.asm),
+    )
+
+
+class Stages(dict[str, str]):
+    """Triton's stages by name, and `sass`."""
+
+    def __missing__(self, stage: str) -> str:
+        assert stage == "sass", stage
+        self[stage] = cuobjdump(self["cubin"], "-sass")  # type: ignore[arg-type]
+        return self[stage]
+
+
+NAMES: dict[tuple[str, int], str] = {}  # of opcodes, by target
+AMBIGUOUS = {"UTCHMMA", "UTCQMMA"}  # whose opcodes are the same
+INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+).*/\* 0x\w+(\w{3}) \*/", re.MULTILINE)
+
+
+def disassembled(cubin: bytes, target: str) -> Counter[str]:
+    """How many instructions of each name; and their opcodes are known."""
+    found = INSTRUCTION.findall(cuobjdump(cubin, "-sass"))
+    for name, opcode in found:
+        known = NAMES.setdefault((target, int(opcode, 16)), name)
+        assert known == name or {known, name} <= AMBIGUOUS, f"{known} and {name} have the same opcode"
+    return Counter(name for name, _ in found)
+
+
+def opcodes(cubin: bytes) -> Iterator[int]:
+    """Of all instructions in the sections `.text.*` of an ELF file of 64 bits."""
+    (table,), (size, count, names) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<3H", cubin, 58)
+    headers = [struct.unpack_from("<2I4Q", cubin, table + i * size) for i in range(count)]
+    for name, _, _, _, begin, length in headers:
+        if cubin.startswith(b".text.", headers[names][4] + name):
+            for (low,) in struct.iter_unpack("<H14x", cubin[begin : begin + length]):
+                yield low & 0xFFF
+
+
+def cuobjdump(cubin: bytes, flag: str) -> str:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, flag, path]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
