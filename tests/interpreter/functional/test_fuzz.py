@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import triton.language as tl
-from triton.runtime import interpreter
 
 from tests import fuzz
 from tests.fuzz import Calls, Step, as_test
@@ -28,23 +25,6 @@ PRODUCTS, SHARES = 1000, 10
 Run = Callable[..., None]
 
 
-@pytest.fixture
-def patched_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton looks through all of its language for what to patch, once for each function that a kernel calls: half of
-    the time. It finds the same every time."""
-    known: dict[Any, list[str]] = {}
-
-    def patch_builtin(package: Any, *rest: Any) -> None:
-        if package not in known:
-            known[package] = [name for name, x in inspect.getmembers(package) if tl.core.is_builtin(x)]
-        for name in known[package]:
-            member = getattr(package, name)
-            if tl.core.is_builtin(member):  # and is not patched
-                interpreter._patch_attr(package, name, member, *rest)
-
-    monkeypatch.setattr(interpreter, "_patch_builtin", patch_builtin)
-
-
 @pytest.fixture(autouse=True)
 def nothing_stays_planned() -> Iterator[None]:
     yield
@@ -54,7 +34,7 @@ def nothing_stays_planned() -> Iterator[None]:
 @pytest.mark.few(shows=one)
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
 @pytest.mark.parametrize("share", range(SHARES))
-def test_a_thousand_products(share: int, patched_faster: None) -> None:
+def test_a_thousand_products(share: int) -> None:
     end, number = Calls.products + PRODUCTS // SHARES, 1000 * share
     while Calls.products < end:
         fuzz.fuzz(number, 5, 20)
