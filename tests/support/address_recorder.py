@@ -9,6 +9,7 @@ but of operands that have values: addresses depend on those.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -271,6 +272,8 @@ def recorded() -> Iterator[Recorder]:
         patch.setattr(
             InterpretedFunction, "__call__", lambda kernel, *given, **named: kernel.rewrite()(*given, **named)
         )
+        options = dataclasses.replace(interpreter.interpreter_builder.options, debug=True)  # which asserts no overflow
+        patch.setattr(interpreter.interpreter_builder, "options", options)
         replace("create_masked_load", lambda builder, *given: recorder.load(builder, *given))
         replace("create_masked_store", lambda builder, *given: recorder.store(builder, *given))
         replace("create_atomic_rmw", lambda builder, *given: recorder.atomic(builder, *given))
