@@ -3,7 +3,7 @@
 nvdisasm takes 0.8 s before its first line, as long as a small kernel takes to compile. So it runs only where a test
 reads the text, and for a kernel with an opcode that none had before. Since Volta the lowest 12 of an instruction's 128
 bits are its opcode (Jia, Maggioni, Staiger and Scarpazza, Dissecting the NVIDIA Volta GPU Architecture via
-Microbenchmarking, 2018).
+Microbenchmarking, 2018). Four others tell UTCHMMA from UTCQMMA, and FADD from FHADD.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def compile_captured(launch: aot.CapturedLaunch, capability: Capability) -> aot.
     made = compile_kernel(launch.kernel, launch.arguments, capability)
     cubin, target = made.asm["cubin"], f"sm_{10 * capability[0] + capability[1]}"
     instructions = Counter(NAMES[target, opcode] for opcode in opcodes(cubin) if (target, opcode) in NAMES)
-    if instructions.total() < sum(1 for _ in opcodes(cubin)) or AMBIGUOUS & instructions.keys():
+    if instructions.total() < sum(1 for _ in opcodes(cubin)):
         instructions = disassembled(cubin, target)
     return aot.Compiled(
         name=made.metadata.name,
@@ -129,17 +129,19 @@ class Stages(dict[str, str]):
 
 
 NAMES: dict[tuple[str, int], str] = {}  # of opcodes, by target
-AMBIGUOUS = {"UTCHMMA", "UTCQMMA"}  # whose opcodes are the same
-INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+).*/\* 0x\w+(\w{3}) \*/", re.MULTILINE)
+OPCODE = 0x60300 << 64 | 0xFFF  # its bits of an instruction
+INSTRUCTION = re.compile(
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+).*/\* 0x(\w{16}) \*/\n\s+/\* 0x(\w{16}) \*/", re.MULTILINE
+)
 
 
 def disassembled(cubin: bytes, target: str) -> Counter[str]:
     """How many instructions of each name; and their opcodes are known."""
     found = INSTRUCTION.findall(cuobjdump(cubin, "-sass"))
-    for name, opcode in found:
-        known = NAMES.setdefault((target, int(opcode, 16)), name)
-        assert known == name or {known, name} <= AMBIGUOUS, f"{known} and {name} have the same opcode"
-    return Counter(name for name, _ in found)
+    for name, low, high in found:
+        known = NAMES.setdefault((target, int(high + low, 16) & OPCODE), name)
+        assert known == name, f"{known} and {name} have the same opcode"
+    return Counter(name for name, _, _ in found)
 
 
 def opcodes(cubin: bytes) -> Iterator[int]:
@@ -148,8 +150,8 @@ def opcodes(cubin: bytes) -> Iterator[int]:
     headers = [struct.unpack_from("<2I4Q", cubin, table + i * size) for i in range(count)]
     for name, _, _, _, begin, length in headers:
         if cubin.startswith(b".text.", headers[names][4] + name):
-            for (low,) in struct.iter_unpack("<H14x", cubin[begin : begin + length]):
-                yield low & 0xFFF
+            for low, high in struct.iter_unpack("<2Q", cubin[begin : begin + length]):
+                yield (high << 64 | low) & OPCODE
 
 
 def cuobjdump(cubin: bytes, flag: str) -> str:
