@@ -157,7 +157,7 @@ explore: $(READY) ## write three pages to play with: what tiles cost on six GPUs
 # With ARGS (-k, -m) a group may have nothing to run; without, that is an error.
 # Both tiers find every planted bug; tests/support/tiers.py says what the fast one leaves out.
 TIER := fast
-test: ## the fast tier of the tests that need no GPU, half an hour to an hour (ARGS='-k matmul')
+test: ## the fast tier of the tests that need no GPU, about half an hour (ARGS='-k matmul')
 test-all: ## every test that needs no GPU
 test-all: TIER := full
 test test-all: $(READY)
