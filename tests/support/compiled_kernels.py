@@ -1,16 +1,20 @@
 """Kernels compiled for GPUs that are not here, of products that have no memory.
 
 nvdisasm takes 0.8 s before its first line, as long as a small kernel takes to compile. So it runs only where a test
-reads the text, and for a kernel with an opcode that none had before. Since Volta the lowest 12 of an instruction's 128
-bits are its opcode (Jia, Maggioni, Staiger and Scarpazza, Dissecting the NVIDIA Volta GPU Architecture via
-Microbenchmarking, 2018). Four others tell UTCHMMA from UTCQMMA, and FADD from FHADD.
+reads the text, and for a kernel with an opcode that opcodes.json does not name. Since Volta the lowest 12 of an
+instruction's 128 bits are its opcode (Jia, Maggioni, Staiger and Scarpazza, Dissecting the NVIDIA Volta GPU
+Architecture via Microbenchmarking, 2018). Four others tell UTCHMMA from UTCQMMA, and FADD from FHADD.
+
+python -m tests.support.compiled_kernels FOLDER adds the opcodes of the cubins below it, Triton's cache, to the file.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -128,8 +132,13 @@ class Stages(dict[str, str]):
         return self[stage]
 
 
-NAMES: dict[tuple[str, int], str] = {}  # of opcodes, by target
-OPCODE = 0x60300 << 64 | 0xFFF  # its bits of an instruction
+OPCODES = Path(__file__).with_name("opcodes.json")  # by target and name
+NAMES: dict[tuple[str, int], str] = {
+    (target, opcode): name
+    for target, names in json.loads(OPCODES.read_text()).items()
+    for name, opcodes in names.items()
+    for opcode in opcodes
+}
 INSTRUCTION = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+).*/\* 0x(\w{16}) \*/\n\s+/\* 0x(\w{16}) \*/", re.MULTILINE
 )
@@ -139,7 +148,7 @@ def disassembled(cubin: bytes, target: str) -> Counter[str]:
     """How many instructions of each name; and their opcodes are known."""
     found = INSTRUCTION.findall(cuobjdump(cubin, "-sass"))
     for name, low, high in found:
-        known = NAMES.setdefault((target, int(high + low, 16) & OPCODE), name)
+        known = NAMES.setdefault((target, opcode_of(int(low, 16), int(high, 16))), name)
         assert known == name, f"{known} and {name} have the same opcode"
     return Counter(name for name, _, _ in found)
 
@@ -150,8 +159,12 @@ def opcodes(cubin: bytes) -> Iterator[int]:
     headers = [struct.unpack_from("<2I4Q", cubin, table + i * size) for i in range(count)]
     for name, _, _, _, begin, length in headers:
         if cubin.startswith(b".text.", headers[names][4] + name):
-            for low, high in struct.iter_unpack("<2Q", cubin[begin : begin + length]):
-                yield (high << 64 | low) & OPCODE
+            yield from (opcode_of(*halves) for halves in struct.iter_unpack("<2Q", cubin[begin : begin + length]))
+
+
+def opcode_of(low: int, high: int) -> int:
+    """Of an instruction's halves: its bits 0 to 11, 72, 73, 81 and 82."""
+    return low & 0xFFF | (high >> 8 & 3) << 12 | (high >> 17 & 3) << 14
 
 
 def cuobjdump(cubin: bytes, flag: str) -> str:
@@ -160,3 +173,21 @@ def cuobjdump(cubin: bytes, flag: str) -> str:
         path.write_bytes(cubin)
         command = [triton.knobs.nvidia.cuobjdump.path, flag, path]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def main() -> None:
+    for path in sorted(Path(sys.argv[1]).rglob("*.cubin")):
+        cubin = path.read_bytes()
+        target = json.loads(path.with_suffix(".json").read_text())["target"]
+        if any((f"sm_{target['arch']}", opcode) not in NAMES for opcode in opcodes(cubin)):
+            disassembled(cubin, f"sm_{target['arch']}")
+    table: dict[str, dict[str, list[int]]] = {}
+    for (target, opcode), name in sorted(NAMES.items()):
+        table.setdefault(target, {}).setdefault(name, []).append(opcode)
+    OPCODES.write_text(
+        "{\n" + ",\n".join(f'"{x}": {json.dumps(of, sort_keys=True)}' for x, of in table.items()) + "\n}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
