@@ -1,4 +1,4 @@
-"""What Triton's interpreter does again and again is done once, or on whole arrays: two thirds of a test's time.
+"""What Triton's interpreter does again and again is done once, or on whole arrays: much of a test's time.
 
 It looks through all members of `triton.language` before every launch and every call of a kernel's function, to patch
 the builtins among them; makes a table of all dtypes to look up one; and compares each sum of integers with the smallest

@@ -272,7 +272,8 @@ def recorded() -> Iterator[Recorder]:
         patch.setattr(
             InterpretedFunction, "__call__", lambda kernel, *given, **named: kernel.rewrite()(*given, **named)
         )
-        options = dataclasses.replace(interpreter.interpreter_builder.options, debug=True)  # which asserts no overflow
+        # Only then it asserts that no integer overflows.
+        options = dataclasses.replace(interpreter.interpreter_builder.options, debug=True)
         patch.setattr(interpreter.interpreter_builder, "options", options)
         replace("create_masked_load", lambda builder, *given: recorder.load(builder, *given))
         replace("create_masked_store", lambda builder, *given: recorder.store(builder, *given))

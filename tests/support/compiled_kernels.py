@@ -16,9 +16,10 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import triton
@@ -109,9 +110,9 @@ def compile_captured(launch: aot.CapturedLaunch, capability: Capability) -> aot.
     """As `aot.compile_launch`."""
     made = compile_kernel(launch.kernel, launch.arguments, capability)
     cubin, target = made.asm["cubin"], f"sm_{10 * capability[0] + capability[1]}"
-    instructions = Counter(NAMES[target, opcode] for opcode in opcodes(cubin) if (target, opcode) in NAMES)
-    if instructions.total() < sum(1 for _ in opcodes(cubin)):
-        instructions = disassembled(cubin, target)
+    stages, found = Stages(target, made.asm), [(target, opcode) for opcode in opcodes(cubin)]
+    known = all(instruction in NAMES for instruction in found)
+    instructions = Counter(NAMES[instruction] for instruction in found) if known else named(target, stages["sass"])
     return aot.Compiled(
         name=made.metadata.name,
         target=target,
@@ -119,16 +120,21 @@ def compile_captured(launch: aot.CapturedLaunch, capability: Capability) -> aot.
         shared=made.metadata.shared,
         spills=instructions["STL"] + instructions["LDL"],
         instructions=instructions,
-        asm=Stages(made.asm),
+        asm=stages,
     )
 
 
 class Stages(dict[str, str]):
-    """Triton's stages by name, and `sass`."""
+    """Triton's stages by name, and `sass`, in which no opcode may have another name than the one known."""
+
+    def __init__(self, target: str, stages: Mapping[str, Any]) -> None:
+        super().__init__(stages)
+        self.target = target
 
     def __missing__(self, stage: str) -> str:
         assert stage == "sass", stage
         self[stage] = cuobjdump(self["cubin"], "-sass")  # type: ignore[arg-type]
+        named(self.target, self[stage])
         return self[stage]
 
 
@@ -144,9 +150,9 @@ INSTRUCTION = re.compile(
 )
 
 
-def disassembled(cubin: bytes, target: str) -> Counter[str]:
-    """How many instructions of each name; and their opcodes are known."""
-    found = INSTRUCTION.findall(cuobjdump(cubin, "-sass"))
+def named(target: str, sass: str) -> Counter[str]:
+    """How many instructions of each name; from now on their opcodes are known."""
+    found = INSTRUCTION.findall(sass)
     for name, low, high in found:
         known = NAMES.setdefault((target, opcode_of(int(low, 16), int(high, 16))), name)
         assert known == name, f"{known} and {name} have the same opcode"
@@ -180,7 +186,7 @@ def main() -> None:
         cubin = path.read_bytes()
         target = json.loads(path.with_suffix(".json").read_text())["target"]
         if any((f"sm_{target['arch']}", opcode) not in NAMES for opcode in opcodes(cubin)):
-            disassembled(cubin, f"sm_{target['arch']}")
+            named(f"sm_{target['arch']}", cuobjdump(cubin, "-sass"))
     table: dict[str, dict[str, list[int]]] = {}
     for (target, opcode), name in sorted(NAMES.items()):
         table.setdefault(target, {}).setdefault(name, []).append(opcode)

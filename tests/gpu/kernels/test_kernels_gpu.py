@@ -50,8 +50,8 @@ class Operands(kernel_cases.Operands):
 
     def check(self, plan: GemmPlan, parts: int = 1, times: int = 1) -> None:
         algorithm = plan.selection.algorithm
-        candidate = Candidate(given(self.problem, algorithm), algorithm)
-        assert illegal(self.problem, gpu(), candidate) is None, "it may never end"
+        why = illegal(self.problem, gpu(), Candidate(given(self.problem, algorithm), algorithm))
+        assert why is None, f"a launch that may never end: {why}"
         super().check(plan, parts, times)
         assert counters_are_zero(), "counters are not zero afterwards"
 
