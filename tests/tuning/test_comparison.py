@@ -135,6 +135,7 @@ def test_it_is_printed_as_a_table() -> None:
     step = "a step of your model, as recorded (3 calls), without 1 of 2 GEMMs"
     assert rows[3] == f"{step}: 0.03704 ms with torch, 0.03 with triton_gemm, on a GPU"
     assert str(replace(report, recorded=False)).splitlines()[3].startswith("these 3 calls, without 1")
+    assert report.ratio == pytest.approx(1.2345) and math.isnan(replace(report, products=(other,)).ratio)
     nt = replace(one, problem=replace(SMALL, b=Layout((0, 1, 4096))))
     assert str(replace(report, products=(nt,))).splitlines()[1].startswith("64x4096x4096 bf16 nt ")
 

@@ -168,7 +168,8 @@ def compare(
 
     Returns:
         A `Comparison`. `products` has a record of each GEMM (times, ratio, noise, errors, or why it was not measured),
-        `torch_ms` and `ours_ms` the milliseconds of all calls together. `as_dict()` is plain data, `str()` a text.
+        `torch_ms` and `ours_ms` the milliseconds of all calls together, and `ratio` their ratio. `as_dict()` is plain
+        data, `str()` a text.
 
     Raises:
         ValueError, TypeError: Wrong arguments.

@@ -282,10 +282,15 @@ class Comparison:
         """Total milliseconds in this package, likewise."""
         return sum(one.calls * one.ours_us for one in self.products if one.measured) / 1000
 
+    @property
+    def ratio(self) -> float:
+        """`torch_ms` over `ours_ms`, above 1 if this package is faster; NaN if nothing was measured."""
+        return self.torch_ms / self.ours_ms if self.ours_ms else math.nan
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them; None for what was not measured."""
         products = [one.as_dict() for one in self.products]
-        return {**values(self, "device", "recorded", "seconds", "torch_ms", "ours_ms"), "products": products}
+        return {**values(self, "device", "recorded", "seconds", "torch_ms", "ours_ms", "ratio"), "products": products}
 
     def __str__(self) -> str:
         measured = [one for one in self.products if one.measured]
