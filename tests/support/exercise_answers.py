@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import triton
+
 from triton_gemm.ladder.exercises import EXERCISES
+
+COMPARES_CHAINS = triton.__version__ >= "3.9"  # each element by `x < y < z`; and adds to sums in fp16, if given such
 
 BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 
@@ -35,6 +39,73 @@ MISTAKES = [
         "        acc += a * tl.load(b_ptr + k * stride_b + columns).to(tl.float32)\n",
         "no `tl.dot` multiplies a and b",
     ),
+    # Advice is given where it fits alone.
+    (
+        "e01_coalesce",
+        "tl.zeros_like(lanes)",
+        "tl.zeros((BLOCK,), tl.float32)",
+        "an offset is a whole number, and one is fp32.",
+    ),
+    (
+        "e02_mask",
+        "tl.load(pointers, mask=inside, other=0.0)",
+        "tl.load(ptr + tl.arange(0, 16)[:, None] * stride + tl.arange(0, 16)[None, :])",
+        "a[0, 16] is never read.",
+    ),
+    (
+        "e04_group",
+        "group * GROUP_M + within % rows",
+        "within % rows",
+        "is computed 3 times, by programs 0, 64, 128; each",
+    ),
+    (
+        "e04_group",
+        "    rows = tl",
+        "    rows = rows + tl",
+        ": no line before sets it.",
+    ),
+    ("e05_beta", "tl.load(c_ptrs)", "c_ptrs", "cannot cast: an address is no value. `tl.load` reads"),
+    (
+        "e07_tf32",
+        "x == x, rounded, 0x7FFFE000",
+        "x == x, bits | 0x400000, rounded",
+        "1.50024414, and should become 1 (bits 0x3F800800, 0x3FC00800 and 0x3F800000): it comes back with bit 0x400000",
+    ),
+    (
+        "e07_tf32",
+        "x == x, rounded, 0x7FFFE000",
+        "bits > 0x7F800000, 0x7FC00000, rounded",
+        "-1.00097656 (bits 0xBF801000, 0x7FC00000 and 0xBF802000): a number becomes NaN. `tl.where",
+    ),
+    ("e08_accumulate", "b, acc)", "b, acc, out_dtype=tl.float16)", "which is `out_dtype`, fp32 unless it is given."),
+    ("e08_accumulate", "b, acc)", "b, acc, input_precision='fp32')", "Got fp32"),
+    (
+        "e08_accumulate",
+        "range(0, K, BLOCK)",
+        "range(0, BLOCK, BLOCK)",
+        "K-tile 1, counted from 0, is multiplied 0 times: it is never",
+    ),
+    (
+        "e08_accumulate",
+        "dot(a, b",
+        "dot(a, tl.trans(b)",
+        "Each is a sum of tiles of a times one of b that is transposed.",
+    ),
+    ("e08_accumulate", "range(0, K, BLOCK)", "range(0, K)", "A k-tile begins at a multiple of BLOCK."),
+    (
+        "e08_accumulate",
+        "range(0, K, BLOCK)",
+        "range(0, K // BLOCK)",
+        "A k-tile of a is loaded from k = 1 on: k-tiles begin at multiples of BLOCK = 16.",
+    ),
+    ("e08_accumulate", "acc = tl.dot(a, b, acc)", "acc += a @ b", "in a kernel it is `tl.dot`."),
+    ("e08_accumulate", "dtype=tl.float32)", "dtype=float)", "a dtype is Triton's, as `tl.float32`."),
+    (
+        "e11_tma",
+        "a_desc.load([pid_m * BLOCK, k])",
+        "tl.load(a_desc, [pid_m * BLOCK, k])",
+        "a descriptor's own method loads",
+    ),
     # Right for some sizes alone, and for others of what the page allows not.
     ("e11_tma", "range(0, K, BLOCK)", "range(0, K + 8, BLOCK)", "of 16 x 16 x 32: "),
     ("e11_tma", "range(0, K, BLOCK)", "range(0, (K + 8) // BLOCK * BLOCK, BLOCK)", "of 16 x 16 x 52: "),
@@ -53,7 +124,7 @@ MISTAKES = [
         "e09_split_k",
         "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)",
         "tl.cdiv(K, BLOCK) / SPLIT_K",
-        "`/` makes fractions, use `//`.",
+        "`/` makes fractions: `//` rounds",
     ),
     (
         "e04_group",
@@ -99,19 +170,19 @@ MISTAKES = [
         "but with 2 slots, 13",
     ),
     ("e13_ring", "step // SLOTS % 2", "step // SLOTS", "a phase is 0 or 1: take it modulo 2."),
-    ("e13_ring", "turn ^ 1", "(step // SLOTS - 1) % 2", "`%` keeps the sign of its left operand, and `& 1` takes"),
+    ("e13_ring", "turn ^ 1", "(step // SLOTS - 1) % 2", "`& 1` takes the last bit; `%` of a negative"),
     ("e13_ring", "turn ^ 1", "not turn", "`turn ^ 1` turns a bit round"),
-    ("e12_swizzle", "chunk ^ (row % 8)", "(row - chunk) % 8", "`%` keeps the sign of its left operand"),
-    ("e06_pipeline", "tl.dot(a, b, acc", "tl.dot(b, a, acc", "Each is a tile of b times one of a"),
+    ("e12_swizzle", "chunk ^ (row % 8)", "(row - chunk) % 8", "`%` of a negative number is negative or 0"),
+    ("e06_pipeline", "tl.dot(a, b, acc", "tl.dot(b, a, acc", "Each is a sum of tiles of b times one of a"),
     ("e07_tf32", "(bits + 0x1000)", "tl.where(x > 0, bits + 0x1000, bits - 0x1000)", "the sign is a bit of its own"),
     (
         *("e02_mask", "(rows[:, None] < height) & (columns[None, :] < width)"),
         *("rows[:, None] < height & columns[None, :] < width", "`&` and `|` bind closer than `<`"),
     ),
-    ("e13_ring", "turn ^ 1", "~turn % 2", "`%` keeps the sign of its left operand, and `& 1` takes"),
-    ("e13_ring", "turn ^ 1", "(step - SLOTS) // SLOTS % 2", "`%` keeps the sign of its left operand"),
-    ("e12_swizzle", "return chunk", "chunk", "a function that ends without `return` gives None."),
-    ("e02_mask", "mask=inside", "mask=not inside", "no `and`, `or`, `not`"),
+    ("e13_ring", "turn ^ 1", "~turn % 2", "`& 1` takes the last bit; `%` of a negative"),
+    ("e13_ring", "turn ^ 1", "(step - SLOTS) // SLOTS % 2", "`%` of a negative number is negative or 0"),
+    ("e12_swizzle", "return chunk", "chunk", "and a function that ends without `return`."),
+    ("e02_mask", "mask=inside", "mask=not inside", "no `and`, `or` or `not`"),
     (
         *("e01_coalesce", BY_NAME["e01_coalesce"].solution),
         "    rows = pid // 3 + lanes * 0\n    columns = pid % 3 * 32 + lanes\n",
@@ -138,7 +209,7 @@ MISTAKES = [
             '        b = next_b\n    acc = tl.dot(a, b, acc, input_precision="ieee")\n',
             "        b = next_b\n",
         ),
-        "K-tile 5, counted from 0, is multiplied 0 times: it is the last one, whose product comes after the loop",
+        "K-tile 5, counted from 0, is multiplied 0 times: it is the last one. Does its product come after",
     ),
     (
         *("e06_pipeline", '        b = next_b\n    acc = tl.dot(a, b, acc, input_precision="ieee")\n'),
@@ -176,7 +247,7 @@ MISTAKES = [
         "e12_swizzle",
         "chunk ^ (row % 8)",
         "(chunk - row) % 8",
-        "`%` keeps the sign of its left operand, in Triton as in C.",
+        "`%` of a negative number is negative or 0, in Triton as in C.",
     ),
     (
         "e13_ring",
@@ -184,7 +255,7 @@ MISTAKES = [
         "step // 3 % 2",
         "C with 3 slots, 8 k-tiles is right, but with 4 slots, 8 k-tiles: ",
     ),
-    ("e13_ring", "step // SLOTS % 2", "step / SLOTS % 2", "`/` makes fractions, use `//`."),
+    ("e13_ring", "step // SLOTS % 2", "step / SLOTS % 2", "`/` makes fractions, use"),
     ("e13_ring", "return turn ^ 1, turn", "return turn", "`phases` returns two phases"),
     ("e02_mask", "rows[:, None] < height", "rows[:, None] < height - 1", "a[36, 0] is never read: the mask leaves out"),
     ("e02_mask", "other=0.0", 'other=float("nan")', "It is NaN, as are lanes beyond K"),
@@ -200,7 +271,7 @@ MISTAKES = [
         "Others are written more than once: do programs overlap?",
     ),
     ("e01_coalesce", "pid // strips + tl.zeros_like(lanes)", "pid // N * BLOCK + lanes", "results lie on a diagonal"),
-    ("e01_coalesce", "N // BLOCK", "N / BLOCK", "unexpected type fp32: `/` makes fp32, use `//`."),
+    ("e01_coalesce", "N // BLOCK", "N / BLOCK", "unexpected type fp32: `/` makes fp32, use `//`, or `tl.cdiv"),
     ("e02_mask", "rows[:, None] < height", "rows[:, None] <= height", "reads b[45, 0], and b has 45 rows"),
     ("e02_mask", " & (columns[None, :] < width)", "", "reads a[0, 45]"),
     (
@@ -209,8 +280,11 @@ MISTAKES = [
     ),
     ("e02_mask", ", other=0.0", "", "without `other`"),
     ("e02_mask", "height) & (", "height) | (", "Mask off rows from `height`"),
-    ("e02_mask", "height) & (", "height) and (", "Blocks take `&`, `|` and `~`"),
-    ("e02_mask", "(rows[:, None] < height)", "(-1 < rows[:, None] < 99)", "Blocks take `&`, `|` and `~`"),
+    ("e02_mask", "height) & (", "height) and (", "Blocks take `&`, `|`, `^` and `~`"),
+    (
+        *("e02_mask", "(rows[:, None] < height)", "(-1 < rows[:, None] < 99)"),
+        "reads b[45, 0]" if COMPARES_CHAINS else "and no chain, `0 <= x < m`",
+    ),
     (
         *("e02_mask", "return tl.load(pointers, mask=inside, other=0.0)"),
         "return tl.load(ptr + (rows[:, None] % height) * stride + columns[None, :] % width)",
@@ -238,7 +312,7 @@ MISTAKES = [
         "e04_group",
         "within % rows, within // rows",
         "within % rows, within / rows",
-        "float32: `/` makes fp32, use `//`.",
+        "float32: `/` makes fp32, use `//`, or `tl.cdiv",
     ),
     ("e04_group", "within % rows, within // rows", "within // num_n, within % num_n", "170 strips"),
     (
@@ -275,7 +349,7 @@ MISTAKES = [
         "K-tile 0, counted from 0, is multiplied 6 times: it is loaded 6 times. Do pointers advance before each load?",
     ),
     ("e06_pipeline", "BLOCK * stride_b", "BLOCK", "The next k-tile of b is BLOCK * stride_b elements further."),
-    ("e06_pipeline", "next_", "", "K-tile 0, counted from 0, is multiplied 0 times: the next one must not replace it"),
+    ("e06_pipeline", "next_", "", "K-tile 0, counted from 0, is multiplied 0 times: did the next one replace it"),
     (
         *(
             "e06_pipeline",
@@ -317,7 +391,10 @@ MISTAKES = [
     ("e07_tf32", "0xFFFFE000", "0xFFFFC000", "14 bits are cleared, so that 9 of mantissa are kept"),
     ("e07_tf32", "(bits + 0x1000) & 0xFFFFE000", "(bits + 0x8000) & 0xFFFF0000", "as in bf16"),
     ("e07_tf32", "(bits + 0x1000) & 0xFFFFE000", "(bits + 0x800) & 0xFFFFF000", "11 bits of mantissa are kept"),
-    ("e08_accumulate", "b, acc)", "b, acc.to(tl.float16))", "AssertionError: `tl.dot` adds to sums in fp32"),
+    (
+        *("e08_accumulate", "b, acc)", "b, acc.to(tl.float16))"),
+        "each 0.5 is rounded away" if COMPARES_CHAINS else "sums that `tl.dot` is given have",
+    ),
     (
         "e08_accumulate",
         "(a, b, acc)",
@@ -348,7 +425,7 @@ MISTAKES = [
         *("e09_split_k", "first = part", "first = tl.program_id(1)"),
         "k = 0 is summed by 3 of the 3 parts in tile (0, 0) of C, and should be by one: 200 are 13 k-tiles. `part` ",
     ),
-    ("e09_split_k", "steps * BLOCK", "steps", "A part loads from k = 5 on: `first` and `last` count elements."),
+    ("e09_split_k", "steps * BLOCK", "steps", "A part loads from k = 5 on, and parts begin at multiples of BLOCK."),
     ("e09_split_k", "tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)", "K // BLOCK // SPLIT_K", "k = 192 is summed by no part"),
     ("e09_split_k", "part * steps * BLOCK", "part * (steps - 1) * BLOCK", "k = 64 is summed by 2 of the 3 parts"),
     (
@@ -368,7 +445,7 @@ MISTAKES = [
         "b_desc.load([pid_n * BLOCK, k])",
         "box of b that begins at row 0 and column 16",
     ),
-    ("e11_tma", ', input_precision="ieee"', "", "`tl.dot` rounds fp32 operands to TF32"),
+    ("e11_tma", ', input_precision="ieee"', "", "`tl.dot` multiplies fp32 operands as TF32"),
     (
         "e11_tma",
         "for k in range(0, K, BLOCK)",
@@ -398,7 +475,7 @@ MISTAKES = [
         "e11_tma",
         "tl.dot(a, b, acc, ",
         "tl.dot(b, a, acc, ",
-        "Each is a tile of b times one of a: `tl.dot(a, b)` it is.",
+        "Each is a sum of tiles of b times one of a: `tl.dot(a, b)` it is.",
     ),
     (
         "e05_beta",
@@ -412,8 +489,8 @@ MISTAKES = [
         "0x7FFFE000, rounded)",
         "0x3F800000): a number becomes NaN. `tl.where",
     ),
-    ("e12_swizzle", "row % 8", "row / 8", "float32: `/` makes fp32, use `//`."),
-    ("e07_tf32", "& 0xFFFFE000", "& ~0x1FFF", "to Python `~` of a number is negative"),
+    ("e12_swizzle", "row % 8", "row / 8", "float32: `/` makes fp32, use `//`, or `tl.cdiv"),
+    ("e07_tf32", "& 0xFFFFE000", "& ~0x1FFF", "Python's `~` of a number is negative"),
     (
         *("e07_tf32", "(bits + 0x1000)"),
         *("tl.where(x < 0, bits - 0x1000, bits + 0x1000)", "the sign is a bit of its own, so what is added"),
@@ -422,7 +499,7 @@ MISTAKES = [
         *("e11_tma", "load([pid_m * BLOCK, k])"),
         *(
             "load([pid_m * BLOCK, k * BLOCK])",
-            "Of the boxes that are multiplied 3 begin beyond a: coordinates count elements",
+            "Of the boxes that are multiplied 3 begin beyond a: coordinates count elements, and so may k",
         ),
     ),
     (
@@ -456,7 +533,7 @@ MISTAKES = [
     ("e07_tf32", *(IF[0], IF[1].replace("x == x", "x == x and x == 0")), "an `if` decides once for the whole block"),
     ("e07_tf32", IF[0], "rounded = rounded if x == x else 0x7FFFE000", "an `if` decides once for the whole block"),
     ("e07_tf32", IF[0], "while x != x:\n        rounded = 0x7FFFE000", "a `while` decides once for the whole block"),
-    ("e07_tf32", "x == x, rounded", "not (x != x), rounded", "Blocks take `&`, `|` and `~`"),
+    ("e07_tf32", "x == x, rounded", "not (x != x), rounded", "Blocks take `&`, `|`, `^` and `~`"),
     ("e07_tf32", "(bits + 0x1000)", "min(bits + 0x1000, 0xFFFFFFFF)", "of blocks it is `tl.minimum`."),
     (
         "e07_tf32",
@@ -501,7 +578,7 @@ MISTAKES = [
     (
         *("e09_split_k", "steps = tl.cdiv(tl.cdiv(K, BLOCK), SPLIT_K)"),
         "import math\n    steps = math.ceil(K / BLOCK / SPLIT_K)",
-        "use `//`. `tl.cdiv` rounds a quotient up.",
+        "and `tl.cdiv(x, y)` up.",
     ),
     ("e03_tile", "64, 64, 16", "64, 64, 32 / 2", "64 x 64 x 16.0; Triton takes whole numbers, powers of two"),
     ("e05_beta", "    if HAS_BETA:", "    out = acc\n    if not not HAS_BETA:", "C is 1.0 A B: alpha is missing."),

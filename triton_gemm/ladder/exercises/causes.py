@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .trace import Trace, named
+from .trace import CLOSER, Trace, named
 
 
 def beyond_k(trace: Trace) -> str:
@@ -17,7 +17,8 @@ def beyond_k(trace: Trace) -> str:
     for name in "ab":
         if (never := trace.counted(name) == 0).any():
             row, column = never.nonzero()[0].tolist()
-            return f" {name}[{row}, {column}] is never read: the mask leaves out what is inside of {name}."
+            mask = ": the mask leaves out what is inside" if any(one.masked for one in trace.of(name)) else ""
+            return f" {name}[{row}, {column}] is never read{mask}."
     for program, accesses in trace.programs().items():
         for name in "ab":
             loads = [one.addresses for one in accesses if one.kind == "load" and one.operand == name]
@@ -50,6 +51,9 @@ def beyond(K: int) -> Callable[[str, int, int], str]:
 def multiplied(trace: Trace) -> str:
     """Which k-tiles of A and B were multiplied by which, if C is a sum of such products."""
     a, b, c = (trace.operands[name].double() for name in "abc")
+    for k in sorted({int(one.columns[0]) for one in trace.of("a") if len(one.columns)}):
+        if k % 16:
+            return f" A k-tile of a is loaded from k = {k} on: k-tiles begin at multiples of BLOCK = 16."
     if (steps := -(-a.shape[1] // 16)) > 32 or c.isnan().any():
         return ""
     a, b = (torch.nn.functional.pad(x, (0, 0, 0, 16 * steps - a.shape[1])) for x in (a.T, b))  # 0, as beyond K
@@ -74,11 +78,11 @@ def multiplied(trace: Trace) -> str:
             return f" K-tile {i} of a, counted from 0, is multiplied by k-tile {j} of b."
         if i == j and n != 1:
             loads = int(trace.counted("a")[0, 16 * i])
-            why = "the next one must not replace it before its product."
+            why = "did the next one replace it before its product?"
             if not loads:
                 why = "it is never loaded."
             elif not n and i == steps - 1:
-                why = "it is the last one, whose product comes after the loop."
+                why = "it is the last one. Does its product come after the loop?"
             elif loads * 16 > b.shape[1]:
                 why = f"it is loaded {loads * 16 // b.shape[1]} times. Do pointers advance before each load?"
             elif n > 1:
@@ -108,13 +112,28 @@ def doubled(trace: Trace) -> str:
 
 
 def exchanged(trace: Trace) -> str:
-    """On `tl.dot(b, a)` of square tiles."""
+    """On `tl.dot(b, a)` of square tiles, and on transposed ones."""
     a, b, c = (trace.operands[name].double() for name in "abc")
     a, b = (torch.nn.functional.pad(x, (0, -x.shape[1] % 16, 0, -x.shape[0] % 16)) for x in (a, b))
     a_tiles, b_tiles = (x.unfold(0, 16, 16).unfold(1, 16, 16) for x in (a, b))
-    found = torch.einsum("kjxz,ikzy->ixjy", b_tiles, a_tiles).reshape(a.shape[0], b.shape[1])
-    found = found[: c.shape[0], : c.shape[1]]
-    return " Each is a tile of b times one of a: `tl.dot(a, b)` it is." * torch.allclose(c, found, 1e-2, 1e-2)
+    for product, text in (
+        ("kjxz,ikzy->ixjy", "b times one of a: `tl.dot(a, b)` it is."),
+        ("kjyz,ikxz->ixjy", "a times one of b that is transposed."),
+        ("kjzy,ikzx->ixjy", "a that is transposed times one of b."),
+    ):
+        found = torch.einsum(product, b_tiles, a_tiles).reshape(a.shape[0], b.shape[1])
+        if torch.allclose(c, found[: c.shape[0], : c.shape[1]], 1e-2, 1e-2):
+            return f" Each is a sum of tiles of {text}"
+    return ""
+
+
+def unparenthesised(trace: Trace) -> str:
+    """On `x < m & y < n`, which from Triton 3.9 on compares each element, as `x < (m & y)` and `(m & y) < n`."""
+    for node in ast.walk(ast.parse(Path(trace.file).read_bytes())):
+        operands = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        if any(isinstance(x, ast.BinOp) and isinstance(x.op, (ast.BitAnd, ast.BitOr)) for x in operands):
+            return f" {CLOSER}"
+    return ""
 
 
 def diagonal(trace: Trace) -> str:
@@ -140,5 +159,5 @@ def in_fp64(path: Path) -> str:
 
 
 def beyond_row(name: str, row: int, column: int) -> str:
-    sign = " `%` keeps the sign of its left operand, in Triton as in C." * (row < 0)
+    sign = " `%` of a negative number is negative or 0, in Triton as in C." * (row < 0)
     return f" A place outside of 0 to 7 is none in its chunk's row, and lies in another.{sign}" * (name == "shared")

@@ -15,8 +15,8 @@ import triton.language as tl
 from ...config import TileConfig
 from ...hardware.gpus import named_device
 from . import causes
-from .questions import equals_product, for_each, make_operands, same_bits, stored_tiles, traced, with_solution
-from .trace import Access, Trace, WrongError, matrix
+from .questions import RUNS, equals_product, for_each, make_operands, same_bits, stored_tiles, traced, with_solution
+from .trace import Access, Trace, WrongError, diagnosis, matrix
 
 MASKED_OFF = (
     " Mask off rows from `height` and columns from `width` on: a lane needs both comparisons, which is `&`. `tl.where` "
@@ -45,7 +45,11 @@ def coalesce(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
 @for_each((37, 29, 45), (20, 50, 35), drawn=lambda r: (r.randint(1, 40), r.randint(1, 40), r.randint(1, 40)))
 def mask(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     operands = make_operands(M, N, K)
-    trace = traced(exercise, operands, outside=lambda *_: MASKED_OFF)
+
+    def outside(name: str, row: int, column: int) -> str:
+        return diagnosis(causes.unparenthesised, RUNS[-1]) or MASKED_OFF
+
+    trace = traced(exercise, operands, outside=outside)
     equals_product(trace, cause=causes.beyond_k)
     for row, column in ((0, 32), (32, 0), (32, 32)):
         _outside_is_0(exercise, operands["a"], row, column)
@@ -110,7 +114,10 @@ def group(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
 
     def outside(name: str, row: int, column: int) -> str:
         if column >= N:
-            return f" Columns of tiles are 0 to {N // 16 - 1}: a group of GROUP_M rows has GROUP_M * num_n tiles."
+            return (
+                f" Columns of tiles are 0 to {N // 16 - 1}: a group of GROUP_M rows has GROUP_M * num_n tiles, and the "
+                "last group may have fewer rows."
+            )
         return (
             f" Rows of tiles are 0 to {M // 16 - 1}: is the row given first, is it the remainder within a group, and "
             "has the last group fewer rows, if it must?"
@@ -227,4 +234,4 @@ def pipeline(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
                         "for yet: the units wait for each load. Load the next one before."
                     )
     if not same_bits(operands["c"], wanted).all():
-        raise WrongError("C is right but for rounding: its bits are others, so k-tiles are added in another order.")
+        raise WrongError("C is right but for rounding: its bits are others. Are k-tiles added in another order?")

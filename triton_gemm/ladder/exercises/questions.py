@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,22 +14,54 @@ from typing import Any
 import torch
 
 from . import causes
-from .trace import Trace, WrongError, by_kernels, diagnosis, matrix
+from .trace import Trace, WrongError, by_kernels, diagnosis, matrix, named
 
+Advice = str | Callable[[str, ast.Module], str]  # of an error's text and the file; empty where it does not fit
+
+
+def _divides(advice: str, otherwise: str = "") -> Callable[[str, ast.Module], str]:
+    """Advice for a file in which there is a `/`, and for another."""
+
+    def chosen(_: str, file: ast.Module) -> str:
+        return advice if any(isinstance(node, ast.Div) for node in ast.walk(file)) else otherwise
+
+    return chosen
+
+
+def _unset(text: str, file: ast.Module) -> str:
+    """On a variable that has no value: whether a line before sets it, which then did not run."""
+    name, line = re.findall(r"variable '(\w+)'", text)[0], int(re.findall(r"line (\d+)", text)[0])
+    functions = [node for node in ast.walk(file) if isinstance(node, ast.FunctionDef)]
+    (this,) = (one for one in functions if one.lineno <= line <= (one.end_lineno or 0))
+    names = (node for node in ast.walk(this) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    if any(node.id == name and node.lineno < line for node in names):
+        return ": an `if` or a loop that does not run does not set it."
+    return ": no line before sets it."
+
+
+ROUND_UP = "use `//`, or `tl.cdiv(x, y)` to round up."
+FP32 = f": `/` makes fp32, {ROUND_UP}"
 # What errors of Python and Triton do not say.
-ADVICE = dict.fromkeys(("unexpected type fp32", "> and triton.language.float32"), ": `/` makes fp32, use `//`.") | {
-    "'float' object cannot be interpreted": ": `/` makes fractions, use `//`.",
+ADVICE: dict[str, Advice] = {
+    "unexpected type fp32": _divides(FP32),
+    "operands of type triton.language.float32": _divides(FP32),
+    "> and triton.language.float32": _divides(FP32, ": an offset is a whole number, and one is fp32."),
+    "'float' object cannot be interpreted": _divides(f": `/` makes fractions, {ROUND_UP}"),
     "define __round__": ": Python's `round` knows no value of a kernel. `tl.cdiv` rounds a quotient up, `//` down.",
     "must be real number, not tensor": ": Python's `math` knows no value of a kernel, `tl` has functions for them.",
     "operand type(s) for **": ": Triton has no `**` of a kernel's values. Exclusive or is `^`.",
     "inline_asm not supported": ": what is right on a GPU does not run here; use integers.",
-    "argument '_semantic'": ": coordinates are given as one list, as in `load([row, column])`.",
-    "'NoneType'": ": a function that ends without `return` gives None.",
-    "'tuple' object": ": one value is to be returned.",
+    "descriptor_base.load() got multiple": ": coordinates are given as one list, as in `load([row, column])`.",
+    "<class 'list'> to tensor": ": a descriptor's own method loads, as in `a_desc.load([row, column])`.",
+    "operand type(s) for @": ": in a kernel it is `tl.dot`.",
+    "type object 'float'": ": a dtype is Triton's, as `tl.float32`.",
+    "no attribute 'isnan'": ": a NaN alone is not equal to itself.",
+    "cannot cast": ": an address is no value. `tl.load` reads what lies there.",
+    "'NoneType'": ": None is what `tl.store` gives, and a function that ends without `return`.",
+    "'tuple' object": ": a comma makes a tuple, and one value is wanted.",
     "'float' object has no attribute": ": numbers are Python's in the interpreter, fp32 on a GPU, and need no cast.",
-    "unsigned tensor and a negative": ": to Python `~` of a number is negative: write its 32 bits out, in hexadecimal.",
-    "UnboundLocalError": ": an `if` or a loop that does not run does not set it.",
-    "operands of type triton.language.float32": ": `/` makes fp32, use `//`.",
+    "unsigned tensor and a negative": ": write the 32 bits out, in hexadecimal. Python's `~` of a number is negative.",
+    "UnboundLocalError": _unset,
 }
 RIGHT = "C is right, but "
 DRAWN = 2  # cases of each exercise that its page does not name
@@ -46,7 +80,7 @@ def error_text(error: BaseException, path: Path | None = None) -> str:
     if isinstance(error, SyntaxError):
         lines, text = [error.lineno], error.msg
     where = f"line {lines[-1]}: " if lines else ""
-    return f"{where}{type(error).__name__}: {text}".partition("\n")[0]
+    return f"{where}{type(error).__name__}: {text}".partition("\n")[0].partition(" [[")[0]  # no block's elements
 
 
 def for_each(
@@ -104,7 +138,7 @@ def traced(
     operands: dict[str, torch.Tensor],
     *more: Any,
     outside: Callable[[str, int, int], str] = lambda name, row, column: "",
-    errors: Mapping[str, str] | None = None,
+    errors: Mapping[str, Advice] | None = None,
 ) -> Trace:
     """Runs an exercise, and fails where PyTorch computes what a kernel should.
 
@@ -117,12 +151,14 @@ def traced(
         try:
             trace.run(exercise.run, *more)
         except Exception as error:
-            advice = next(
-                (advice for word, advice in {**(errors or {}), **ADVICE}.items() if word in error_text(error)), None
-            )
-            if advice is None:
+            path, known = Path(exercise.__file__), {**(errors or {}), **ADVICE}
+            text = error_text(error, path)
+            advice = next((advice for word, advice in known.items() if word in text), "")
+            if callable(advice):
+                advice = diagnosis(advice, text, ast.parse(path.read_bytes()))
+            if not advice:
                 raise
-            raise WrongError(error_text(error, Path(exercise.__file__)).rstrip(": ") + advice) from None
+            raise WrongError(text.rstrip(": ") + advice) from None
     idle = operands.keys() - {access.operand for access in trace.accesses}
     if idle:
         raise WrongError(f"no kernel touches {' and '.join(sorted(idle))}: a kernel has to compute the result.")
@@ -139,9 +175,11 @@ def stored_tiles(trace: Trace, never: str = "") -> dict[tuple[int, int, int], li
     count = Counter(tile for tiles in found.values() for tile in tiles)
     for tile in ((i, j) for i in range(c.shape[0] // size) for j in range(c.shape[1] // size)):
         if count[tile] != 1:
-            times = f"computed {count[tile]} times" if count[tile] else "never computed"
-            advice = never * (not count[tile])
-            raise WrongError(f"tile {tile} of C, counted from 0, is {times}; each is to be computed once.{advice}")
+            times = [named(program) for program, tiles in found.items() for one in tiles if one == tile]
+            by = f"computed {len(times)} times, by {'program' if len({*times}) == 1 else 'programs'} "
+            by = by + ", ".join(dict.fromkeys(times)) if times else "never computed"
+            advice = never * (not times)
+            raise WrongError(f"tile {tile} of C, counted from 0, is {by}; each is to be computed once.{advice}")
     return found
 
 

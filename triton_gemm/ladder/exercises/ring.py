@@ -282,7 +282,7 @@ def simulate(
             if phase not in (0, 1):
                 why = "a phase is 0 or 1: take it modulo 2" if phase == int(phase) else "`/` makes fractions, use `//`"
                 if phase < 0 and phase == int(phase):
-                    why = "a phase is 0 or 1. `%` keeps the sign of its left operand, and `& 1` takes the last bit"
+                    why = "a phase is 0 or 1. `& 1` takes the last bit; `%` of a negative number is negative or 0"
                 raise WrongError(f"{ready} waits for phase {phase:g} of {barrier.name}: {why}.")
             if barrier.turns % 2 == phase and not barrier.coming:
                 events.append((ready, "wait", -1, ""))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import causes
-from .questions import RUNS, equals_product, for_each, make_operands, same_bits, stored_tiles, traced
+from .questions import RUNS, Advice, equals_product, for_each, make_operands, same_bits, stored_tiles, traced
 from .ring import BLOCK, simulate
 from .trace import HALO, Access, WrongError, matrix
 
@@ -47,6 +47,9 @@ ROUNDINGS: list[tuple[Callable[[torch.Tensor], torch.Tensor], str]] = [
 ]
 
 
+WHERE = "`tl.where(condition, this, that)` gives `this` where the condition is true"
+
+
 def tf32(exercise: Any, solution: Any) -> None:
     random = Random(Path(exercise.__file__).read_bytes())
     given = [*(case[0] for case in FLOATS), *NANS, *(random.getrandbits(32) for _ in range(400))]
@@ -61,8 +64,12 @@ def tf32(exercise: Any, solution: Any) -> None:
         i = int(wrong.nonzero()[0, 1])
         sizes, rounded = bits & 0x7FFFFFFF, found & 0x7FFFFFFF
         why = next((text for round_bits, text in ROUNDINGS if torch.equal(rounded, round_bits(sizes))), "")
-        lost = same_bits(out.abs(), wanted.abs()) & wrong
-        if not why and ((rounded & 0x1FFF) != 0).any():
+        lost, becomes = same_bits(out.abs(), wanted.abs()) & wrong, out.isnan() & (x.abs() < 2.0**120)
+        marked = wrong & (x != out) & (out.view(torch.int32) == x.view(torch.int32) | 0x400000)
+        if not why and marked.any():
+            i = int(marked.nonzero()[0, 1])
+            why = f"it comes back with bit 0x400000 set, as a NaN may. Is a number taken for NaN? {WHERE}"
+        elif not why and ((rounded & 0x1FFF) != 0).any():
             i = int(((out.view(torch.int32) & 0x1FFF) != 0).logical_and(wrong).nonzero()[0, 1])
             why = (
                 "its last 13 bits are not all 0. Half of the last bit that stays is added first, and then they are "
@@ -72,8 +79,8 @@ def tf32(exercise: Any, solution: Any) -> None:
             why = "the sign is a bit of its own, so what is added to the others goes away from zero for both signs"
         elif not why and lost.any():
             i, why = int(lost.nonzero()[0, 1]), "it lost its sign"
-        elif not why and out[0, 0].isnan():
-            why = "a number becomes NaN. `tl.where(condition, this, that)` gives `this` where the condition is true"
+        elif not why and becomes.any():
+            i, why = int(becomes.nonzero()[0, 1]), f"a number becomes NaN. {WHERE}"
         elif not why and i < len(FLOATS):
             why = f"it is {FLOATS[i][2]}"
         raise WrongError(
@@ -87,7 +94,7 @@ def tf32(exercise: Any, solution: Any) -> None:
             f"the NaN of bits 0x{_bits(x, i):08X} becomes bits 0x{_bits(out, i):08X}. A NaN stays one: a tensor core "
             "ignores the last 13 bits, so that a bit of the mantissa above them has to be set."
             + " Bits are integers: `tl.where` made one of a NaN."
-            * (_bits(out, i) == 0x80000000)
+            * bool((out[lost].view(torch.int32) == -(1 << 31)).all() and int(lost.sum()) >= len(NANS))
         )
 
 
@@ -102,6 +109,7 @@ def _bits(x: torch.Tensor, i: int) -> int:
 
 AS_THEY_ARE = "give `tl.dot` a and b as they are, in fp16."
 NO_FP32 = f"fp32 operands do not run on fp16's tensor cores: {AS_THEY_ARE}"
+SUMS = ": sums that `tl.dot` is given have its result's shape and dtype, which is `out_dtype`, fp32 unless it is given."
 
 
 def accumulate(exercise: Any, solution: Any) -> None:
@@ -116,12 +124,13 @@ def _not_lost(exercise: Any) -> None:
     operands["a"].fill_(1.0)
     operands["b"].fill_(1 / 32)  # a k-tile of 16 adds 0.5, but the first, which adds 2048
     operands["b"][:16].fill_(128.0)
-    errors = {"must be same dtype": ": give `tl.dot` a and b as they are, in fp16."}
-    errors["AssertionError"] = ": `tl.dot` adds to sums in fp32, and was given some in another dtype."
-    errors["rounds fp32 operands"] = f" But {NO_FP32}"
-    traced(exercise, operands, outside=causes.beyond(1024), errors=errors)
-    value = float(operands["c"][0, 0])
-    if value == 2048:
+    errors: dict[str, Advice] = {"must be same dtype": f": {AS_THEY_ARE}", "accumulator dtype": SUMS}
+    errors["AssertionError"] = lambda text, _: SUMS * text.rstrip(": ").endswith("AssertionError")
+    errors["multiplies fp32 operands"] = f" But {NO_FP32}"
+    step = " A k-tile begins at a multiple of BLOCK."
+    trace = traced(exercise, operands, outside=lambda *_: step, errors=errors)
+    value, dots = float(operands["c"][0, 0]), sum(one.kind == "dot" for one in trace.accesses)
+    if value == 2048 and dots == 64:
         raise WrongError(
             "a sum of 2048 and 63 times 0.5 is 2048, and should be 2080: each 0.5 is rounded away as it is added. The "
             "neighbours of 2048 are 2 apart in fp16, and 16 in bf16."
@@ -139,7 +148,7 @@ def _rounded_once(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     least, most = ((a @ b + error * (a.abs() @ b.abs())).half() for error in (-(2.0**-20), 2.0**-20))
     same = (least <= c) & (c <= most)
     if not same.all():
-        why = "something is rounded to 16 bits in the loop, be it a k-tile's product."
+        why = "is something rounded to 16 bits in the loop, be it a k-tile's product?"
         if torch.equal(c, operands["c"].bfloat16().double()):
             why = "all of them have bf16's 8 bits, of fp16's 11. Sums in fp32 are rounded once, to fp16."
         raise WrongError(
@@ -165,7 +174,7 @@ def split_k(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     trace, steps = traced(exercise, operands, outside=outside), -(-K // 16)
     counts = trace.counted("b")[:, ::16]  # of each k, in each tile of C
     begins = sorted({int(access.columns[0]) for access in trace.of("a") if len(access.columns)})
-    odd = next((f" A part loads from k = {k} on: `first` and `last` count elements." for k in begins if k % 16), "")
+    odd = next((f" A part loads from k = {k} on, and parts begin at multiples of BLOCK." for k in begins if k % 16), "")
     alike = bool((counts == counts[:, :1]).all())
     for k, tile in (counts != 1).nonzero().tolist():
         times = f"by {counts[k, tile]} of the 3 parts" if counts[k, tile] else "by no part"
@@ -212,7 +221,7 @@ def persistent(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
 )
 def tma(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     counts = {"aligned": ": coordinates count elements, not tiles, and a box begins at a multiple of BLOCK."}
-    beyond = " Of the boxes that are multiplied {} begin beyond {}: coordinates count elements, not tiles."
+    beyond = " Of the boxes that are multiplied {} begin beyond {}: coordinates count elements, and so may k."
     in_fp16 = " Operands are multiplied in fp16, which has 11 bits of their 24."
     trace, steps = traced(exercise, make_operands(M, N, K), errors=counts), -(-K // 16)
     for (m, n, _), accesses in trace.programs().items():
@@ -254,7 +263,7 @@ def swizzle(exercise: Any, solution: Any) -> None:
     rows = store.rows.reshape(64, 64)
     for row in range(64):
         if set(rows[row]) != {row} or len(set(places[row])) != 64:
-            sign = " `%` keeps the sign of its left operand, in Triton as in C." if (rows[row] < row).any() else ""
+            sign = " `%` of a negative number is negative or 0, in Triton as in C." if (rows[row] < row).any() else ""
             raise WrongError(
                 f"row {row}: its 8 chunks do not lie in the places 0 to 7 of the row, each in one of its own.{sign}"
             )
@@ -283,4 +292,4 @@ def ring(exercise: Any, solution: Any, slots: int, steps: int) -> None:
         RUNS.append([])
         c = simulate(Path(exercise.__file__), a, b, first, slots, RUNS[-1])
         if not same_bits(c, simulate(Path(solution.__file__), a, b, first, slots)).all():
-            raise WrongError("C is wrong: it lacks k-tiles, or has some twice.")
+            raise WrongError("C is wrong: is each k-tile of a multiplied once by that of b, and added?")

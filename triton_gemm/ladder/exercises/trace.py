@@ -55,7 +55,7 @@ def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32, *, empty
 class Access:
     """One load, store or dot of a program, or what it would touch outside of an operand. operand: its name, or of a dot
     the dtype of what is multiplied, as "fp16"; addresses: in bytes, of a block's elements in order, without those that
-    are masked off; rows, columns: of the operand's elements there."""
+    are masked off; rows, columns: of the operand's elements there; masked: whether some are masked off."""
 
     kind: str
     program: tuple[int, int, int]
@@ -63,6 +63,7 @@ class Access:
     addresses: Any
     rows: Any
     columns: Any
+    masked: bool = False
 
     def sectors(self) -> int:
         """The most sectors that 32 neighbouring lanes touch, each of which has one element."""
@@ -137,8 +138,8 @@ class Trace:
     def _seen(self, kind: str, program: tuple[int, int, int], addresses: Any, mask: Any, other: bool) -> None:
         if kind == "dot" and other:
             raise WrongError(
-                "`tl.dot` rounds fp32 operands to TF32, 11 bits of 24, on a GPU and not in the interpreter, unless it "
-                'is given input_precision="ieee".'
+                "`tl.dot` multiplies fp32 operands as TF32, 11 bits of their 24, on a GPU and not in the interpreter, "
+                'unless it is given input_precision="ieee".'
             )
         if kind == "dot":
             self.accesses.append(Access(kind, program, addresses, (), (), ()))
@@ -171,7 +172,7 @@ class Trace:
                         or diagnosis(_transposed, inside, addresses, x)
                     )
                 )
-            self.accesses.append(Access(kind, program, name, touched, rows, columns))
+            self.accesses.append(Access(kind, program, name, touched, rows, columns, not inside.all()))
             return
         if touched.size:
             raise WrongError(f"program {named(program)} {verb} memory that is none of {', '.join(self.operands)}.")
@@ -239,8 +240,8 @@ def _blocks_checked(file: str) -> Iterator[None]:
 
 
 WHOLE = (
-    "`range` and Python's `math` want a whole number, and have a fraction: `/` makes fractions, use `//`. `tl.cdiv` "
-    "rounds a quotient up."
+    "a whole number is wanted, and it is a fraction. `/` makes fractions: `//` rounds a quotient down, and "
+    "`tl.cdiv(x, y)` up."
 )
 
 
@@ -263,6 +264,9 @@ EACH = (
 )
 
 
+CLOSER = "`&` and `|` bind closer than `<`: put each comparison in parentheses, as in (x < m) & (y < n)."
+
+
 def _once(nodes: Sequence[ast.AST]) -> str:
     """On a block that Python takes for one truth value. What has a name alone for a condition may be a constexpr's."""
     ifs = [node for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.While)) and node.test in nodes]
@@ -273,10 +277,11 @@ def _once(nodes: Sequence[ast.AST]) -> str:
     for node in nodes:
         bits = [one for one in getattr(node, "comparators", []) if isinstance(one, ast.BinOp)]
         if isinstance(node, ast.Compare) and any(isinstance(one.op, (ast.BitAnd, ast.BitOr)) for one in bits):
-            return "`&` and `|` bind closer than `<`: put each comparison in parentheses, as in (x < m) & (y < n)."
+            return CLOSER
         is_not = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
         if is_not or isinstance(node, ast.BoolOp) or (isinstance(node, ast.Compare) and len(node.ops) > 1):
-            return "Blocks take `&`, `|` and `~`, as in (x < m) & (y < n), and no `and`, `or`, `not` or `0 <= x < m`."
+            no = "chain, `0 <= x < m`" if isinstance(node, ast.Compare) else "`and`, `or` or `not`"
+            return f"Blocks take `&`, `|`, `^` and `~`, as in (x < m) & (y < n), and no {no}."
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("min", "max"):
             return f"of blocks it is `tl.{ast.unparse(node.func)}imum`."
     once = "an `if`" if ifs else "Python"

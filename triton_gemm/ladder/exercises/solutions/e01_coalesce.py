@@ -31,7 +31,7 @@ def kernel(a_ptr, b_ptr, c_ptr, N, K, stride_a, stride_b, stride_c, BLOCK: tl.co
 
 
 def run(a, b, c):
-    """c [M, N] = a [M, K] @ b [K, N] in fp32, row-major; M and N are multiples of 32."""
+    """c [M, N] = a [M, K] @ b [K, N] in fp32, row-major; N is a multiple of 32."""
     (M, K), N = a.shape, b.shape[1]
     kernel[(M * N // 32,)](a, b, c, N, K, a.stride(0), b.stride(0), c.stride(0), BLOCK=32)
 
