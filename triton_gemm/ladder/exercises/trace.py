@@ -53,17 +53,15 @@ def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32, *, empty
 
 @dataclass(frozen=True, eq=False)
 class Access:
-    """One load, store or dot of a program, or what it would touch outside of an operand. operand: its name, or of a dot
-    the dtype of what is multiplied, as "fp16"; addresses: in bytes, of a block's elements in order, without those that
-    are masked off; rows, columns: of the operand's elements there; masked: whether some are masked off."""
+    """One load, store or dot of a program, or what it would touch outside of an operand."""
 
     kind: str
     program: tuple[int, int, int]
-    operand: str
-    addresses: Any
-    rows: Any
+    operand: str  # its name; of a dot the dtype of what is multiplied, as "fp16"
+    addresses: Any  # in bytes, of a block's elements in order, without those that are masked off
+    rows: Any  # of the operand's elements there
     columns: Any
-    masked: bool = False
+    masked: bool = False  # whether some elements are masked off
 
     def sectors(self) -> int:
         """The most sectors that 32 neighbouring lanes touch, each of which has one element."""
