@@ -64,6 +64,12 @@ MISTAKES = [
         "    rows = rows + tl",
         ": no line before sets it.",
     ),
+    (
+        "e11_tma",
+        "acc = tl.dot(a, b, acc",
+        'acc = tl.dot(a, b, acc, input_precision="ieee")\n        acc = tl.dot(a, b, acc',
+        "is multiplied 2 times: it is loaded once, and its product must not be added again.",
+    ),
     ("e05_beta", "tl.load(c_ptrs)", "c_ptrs", "cannot cast: an address is no value. `tl.load` reads"),
     (
         "e07_tf32",
@@ -107,7 +113,12 @@ MISTAKES = [
         "a descriptor's own method loads",
     ),
     # Right for some sizes alone, and for others of what the page allows not.
-    ("e11_tma", "range(0, K, BLOCK)", "range(0, K + 8, BLOCK)", "of 16 x 16 x 32: "),
+    (
+        "e11_tma",
+        "range(0, K, BLOCK)",
+        "range(0, K + 8, BLOCK)",
+        "C of 16 x 16 x 32 is right, but program (0, 0) multiplies 3",
+    ),
     ("e11_tma", "range(0, K, BLOCK)", "range(0, (K + 8) // BLOCK * BLOCK, BLOCK)", "of 16 x 16 x 52: "),
     (
         *("e09_split_k", BY_NAME["e09_split_k"].solution),

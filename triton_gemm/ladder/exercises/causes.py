@@ -77,14 +77,14 @@ def multiplied(trace: Trace) -> str:
         if i != j and n:
             return f" K-tile {i} of a, counted from 0, is multiplied by k-tile {j} of b."
         if i == j and n != 1:
-            loads = int(trace.counted("a")[0, 16 * i])
+            loads, tiles = int(trace.counted("a")[0, 16 * i]), -(-b.shape[1] // 16)
             why = "did the next one replace it before its product?"
             if not loads:
                 why = "it is never loaded."
             elif not n and i == steps - 1:
                 why = "it is the last one. Does its product come after the loop?"
-            elif loads * 16 > b.shape[1]:
-                why = f"it is loaded {loads * 16 // b.shape[1]} times. Do pointers advance before each load?"
+            elif loads > tiles:
+                why = f"it is loaded {loads // tiles} times. Do pointers advance before each load?"
             elif n > 1:
                 why = "it is loaded once, and its product must not be added again."
             return f" K-tile {i}, counted from 0, is multiplied {n} times: {why}"
