@@ -70,6 +70,22 @@ MISTAKES = [
         'acc = tl.dot(a, b, acc, input_precision="ieee")\n        acc = tl.dot(a, b, acc',
         "is multiplied 2 times: it is loaded once, and its product must not be added again.",
     ),
+    (
+        *("e05_beta", "beta * tl.load(c_ptrs).to(tl.float32)"),
+        *("(beta * tl.load(c_ptrs).to(tl.float32)).to(tl.float16)", "so that it is rounded once, when it is stored."),
+    ),
+    (
+        *("e02_mask", "(rows[:, None] < height) & (columns[None, :] < width)"),
+        *("(rows[:, None] < width) & (columns[None, :] < height)", "has the matrix's height and width exchanged."),
+    ),
+    (
+        *("e02_mask", BY_NAME["e02_mask"].solution),
+        "    rows, columns = tl.minimum(rows, height - 1), tl.minimum(columns, width - 1)\n"
+        "    return tl.load(ptr + rows[:, None] * stride + columns[None, :])\n",
+        "reads 16 elements of a more than once: lanes beyond K must be 0, and have other elements.",
+    ),
+    ("e07_tf32", "(bits + 0x1000) & 0xFFFFE000", "(x * 1.0).to(tl.uint32, bitcast=True)", "last 13 bits"),
+    ("e13_ring", "return turn ^ 1", "return (step - SLOTS) // SLOTS & 1", "`//` and `%` round toward 0"),
     ("e05_beta", "tl.load(c_ptrs)", "c_ptrs", "cannot cast: an address is no value. `tl.load` reads"),
     (
         "e07_tf32",
@@ -274,7 +290,12 @@ MISTAKES = [
     ("e01_coalesce", "* BLOCK + lanes", "+ lanes * strips", "its lanes are 3 elements apart in a row of b."),
     ("e01_coalesce", "* BLOCK + lanes", "* BLOCK + lanes + 1", "reads b[0, 96]"),
     ("e01_coalesce", "pid // strips", "pid % strips", "wrong"),
-    ("e01_coalesce", "strips = N // BLOCK", "strips = N", "counted from 0. A row of C has 3 strips of 32, and in"),
+    (
+        "e01_coalesce",
+        "strips = N // BLOCK",
+        "strips = N",
+        "counted from 0. Strips of a row of C: 3, of 32 columns each, and in",
+    ),
     (
         "e01_coalesce",
         "strips * BLOCK + lanes",
@@ -299,7 +320,7 @@ MISTAKES = [
     (
         *("e02_mask", "return tl.load(pointers, mask=inside, other=0.0)"),
         "return tl.load(ptr + (rows[:, None] % height) * stride + columns[None, :] % width)",
-        "Program 0 reads 48 elements of a again, as indices do that wrap round: along K they are summed twice",
+        "Program 0 reads 48 elements of a more than once: lanes beyond K must be 0",
     ),
     ("e02_mask", "other=0.0", "other=1.0", "Each is A B + 3: 3 lanes of the last k-tile lie beyond K = 45, where"),
     (
@@ -510,7 +531,7 @@ MISTAKES = [
         *("e11_tma", "load([pid_m * BLOCK, k])"),
         *(
             "load([pid_m * BLOCK, k * BLOCK])",
-            "Of the boxes that are multiplied 3 begin beyond a: coordinates count elements, and so may k",
+            "Of the boxes that are multiplied 3 begin beyond a. Does k count elements",
         ),
     ),
     (
@@ -604,6 +625,14 @@ MISTAKES = [
 
 # Other right answers: what the solution has, and what may stand there.
 OTHERS = [
+    (
+        *("e06_pipeline", BY_NAME["e06_pipeline"].solution),  # the last load is masked off, by a scalar
+        "    a = tl.load(a_ptrs)\n    b = tl.load(b_ptrs)\n    for k in range(BLOCK, K + BLOCK, BLOCK):\n"
+        "        a_ptrs += BLOCK\n        b_ptrs += BLOCK * stride_b\n"
+        "        next_a = tl.load(a_ptrs, mask=k < K, other=0.0)\n"
+        "        next_b = tl.load(b_ptrs, mask=k < K, other=0.0)\n"
+        '        acc = tl.dot(a, b, acc, input_precision="ieee")\n        a = next_a\n        b = next_b\n',
+    ),
     ("e03_tile", "64, 64, 16", "tl.constexpr(128), tl.constexpr(64), tl.constexpr(32)"),
     ("e08_accumulate", "tl.dot(a, b, acc)", 'tl.dot(a, b, acc, input_precision="ieee")  # fp16'),
     ("e08_accumulate", "tl.dot(a, b, acc)", "tl.dot(a, b, acc)  # no input_precision= here"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -22,11 +23,11 @@ def beyond_k(trace: Trace) -> str:
     for program, accesses in trace.programs().items():
         for name in "ab":
             loads = [one.addresses for one in accesses if one.kind == "load" and one.operand == name]
-            again = sum(map(len, loads)) - len(set().union(*loads))
-            if again:
+            times = Counter(x for one in loads for x in one.tolist())
+            if again := sum(n > 1 for n in times.values()):
                 return (
-                    f" Program {named(program)} reads {again} elements of {name} again, as indices do that wrap round: "
-                    "along K they are summed twice, and must be 0."
+                    f" Program {named(program)} reads {again} elements of {name} more than once: lanes beyond K must "
+                    "be 0, and have other elements."
                 )
     a, b, c = (trace.operands[name].double() for name in "abc")
     if c.isnan().any():
@@ -148,6 +149,22 @@ def added_in_bf16(trace: Trace) -> str:
     stored = trace.operands["c"].isnan() & (trace.counted("c", "store") > 0)
     why = " Was it added in bf16, which has 8 bits, and the interpreter cannot add? Sums belong in fp32."
     return why * bool(stored.any())
+
+
+def multiplies_a_load(path: Path) -> str:
+    """The name or the load that is multiplied, if a load that is not cast is; else nothing."""
+    file = ast.parse(path.read_bytes())
+    is_load = {
+        ast.unparse(node) for node in ast.walk(file) if isinstance(node, ast.Call) and _called(node) == "tl.load"
+    }
+    sets = (node for node in ast.walk(file) if isinstance(node, ast.Assign) and ast.unparse(node.value) in is_load)
+    is_load |= {ast.unparse(node.targets[0]) for node in sets} - {"a", "b"}
+    products = (node for node in ast.walk(file) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult))
+    return next((x for node in products for x in map(ast.unparse, (node.left, node.right)) if x in is_load), "")
+
+
+def _called(node: ast.Call) -> str:
+    return ast.unparse(node.func)
 
 
 def in_fp64(path: Path) -> str:

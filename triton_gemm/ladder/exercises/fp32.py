@@ -26,7 +26,7 @@ MASKED_OFF = (
 
 @for_each((64, 96, 8), (8, 160, 8), (16, 64, 4), drawn=lambda r: (r.randint(1, 12), 32 * r.randint(1, 6), 4))
 def coalesce(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
-    strips = f" A row of C has {N // 32} strips of 32, and in a strip only the columns vary with `lanes`."
+    strips = f" Strips of a row of C: {N // 32}, of 32 columns each, and in a strip only the columns vary with `lanes`."
     trace = traced(exercise, make_operands(M, N, K), outside=lambda *_: strips)
     equals_product(trace, cause=causes.diagonal)
     for name, kind in (("a", "load"), ("b", "load"), ("c", "store")):
@@ -187,11 +187,12 @@ def beta(exercise: Any, solution: Any) -> None:
     least, most = ((0.7 * product - 1.5 * before + error * sizes).half() for error in (-(2.0**-20), 2.0**-20))
     same = (least <= found) & (found <= most)
     if not same.all():
-        is_cast = "tl.load(c_ptrs).to(" in Path(exercise.__file__).read_text("utf-8", "replace")
         load = "In the interpreter `beta * tl.load(c_ptrs)` has C's dtype: cast the load by `.to(tl.float32)`."
         raise WrongError(
             f"with alpha = 0.7 and beta = -1.5 {int((~same).sum())} of {same.numel()} results have other bits: "
-            f"compute `out` in fp32, so that it is rounded once, when it is stored. {'' if is_cast else load}".rstrip()
+            f"compute `out` in fp32, so that it is rounded once, when it is stored. "
+            + load
+            * bool(diagnosis(causes.multiplies_a_load, Path(exercise.__file__)))
         )
     operands["c"].copy_(before)
     zero = {"ZeroDivisionError": ", with alpha = 0, where C is beta C: divide by nothing that may be 0."}

@@ -54,7 +54,7 @@ ADVICE: dict[str, Advice] = {
     "descriptor_base.load() got multiple": ": coordinates are given as one list, as in `load([row, column])`.",
     "<class 'list'> to tensor": ": a descriptor's own method loads, as in `a_desc.load([row, column])`.",
     "operand type(s) for @": ": in a kernel it is `tl.dot`.",
-    "type object 'float'": ": a dtype is Triton's, as `tl.float32`.",
+    **dict.fromkeys(("type object 'float'", "has no attribute 'fp"), ": a dtype is Triton's, as `tl.float32`."),
     "no attribute 'isnan'": ": a NaN alone is not equal to itself.",
     "cannot cast": ": an address is no value. `tl.load` reads what lies there.",
     "'NoneType'": ": None is what `tl.store` gives, and a function that ends without `return`.",

@@ -109,8 +109,14 @@ class _Waits(ast.NodeTransformer):
         return ast.fix_missing_locations(node)
 
 
+ROUNDED: list[Any] = []  # negative numbers that were divided otherwise than Python divides
+
+
 def _quotient(x: Any, y: Any) -> Any:
-    return -(-x // y) if (x < 0) != (y < 0) else x // y
+    if (x < 0) == (y < 0):
+        return x // y
+    ROUNDED.extend([x] * (x % y != 0))
+    return -(-x // y)
 
 
 def _remainder(x: Any, y: Any) -> Any:
@@ -230,6 +236,7 @@ def simulate(
     roles wait for ever.
     """
     events = [] if events is None else events
+    ROUNDED.clear()
 
     known: dict[str, Any] = {"__name__": path.stem}
     exec(compile(_Waits().visit(ast.parse(path.read_text())), str(path), "exec"), known)
@@ -270,7 +277,8 @@ def simulate(
                 f"{role} waits while the phase of {barrier.name} is {phase}, and it has turned {barrier.turns} times"
                 for role, (barrier, phase) in waits.items()
             ]
-            raise WrongError(f"nobody goes on: {'; '.join(lines)}.")
+            toward_0 = " Of a negative number `//` and `%` round toward 0, in Triton as in C." * bool(ROUNDED)
+            raise WrongError(f"nobody goes on: {'; '.join(lines)}.{toward_0}")
         last = waits[ready]
         try:
             barrier, phase = waits[ready] = next(roles[ready])

@@ -17,8 +17,8 @@ from .trace import HALO, Access, WrongError, matrix
 
 RING = [torch.empty(size, dtype=torch.float16, device="meta") for size in ((64, 512), (512, 64), (64, 64))]
 FLOATS = [  # bits, what they should become, and what is rounded there
-    (0x3F800800, 0x3F800000, "below a tie, which goes down"),
-    (0x3F801800, 0x3F802000, "above a tie, which goes up"),
+    (0x3F800800, 0x3F800000, "below a tie, and goes down"),
+    (0x3F801800, 0x3F802000, "above a tie, and goes up"),
     (0x3F801000, 0x3F802000, "a tie, which goes away from zero, not to even"),
     (0x3F803000, 0x3F804000, "a tie, which goes away from zero, not to odd"),
     (0xBF801000, 0xBF802000, "a tie, which goes away from zero"),
@@ -65,7 +65,7 @@ def tf32(exercise: Any, solution: Any) -> None:
         sizes, rounded = bits & 0x7FFFFFFF, found & 0x7FFFFFFF
         why = next((text for round_bits, text in ROUNDINGS if torch.equal(rounded, round_bits(sizes))), "")
         lost, becomes = same_bits(out.abs(), wanted.abs()) & wrong, out.isnan() & (x.abs() < 2.0**120)
-        marked = wrong & (x != out) & (out.view(torch.int32) == x.view(torch.int32) | 0x400000)
+        marked = wrong & x.isfinite() & (x != out) & (out.view(torch.int32) == x.view(torch.int32) | 0x400000)
         if not why and marked.any():
             i = int(marked.nonzero()[0, 1])
             why = f"it comes back with bit 0x400000 set, as a NaN may. Is a number taken for NaN? {WHERE}"
@@ -221,7 +221,9 @@ def persistent(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
 )
 def tma(exercise: Any, solution: Any, M: int, N: int, K: int) -> None:
     counts = {"aligned": ": coordinates count elements, not tiles, and a box begins at a multiple of BLOCK."}
-    beyond = " Of the boxes that are multiplied {} begin beyond {}: coordinates count elements, and so may k."
+    beyond = (
+        " Of the boxes that are multiplied {} begin beyond {}. Does k count elements, and is it multiplied by BLOCK?"
+    )
     in_fp16 = " Operands are multiplied in fp16, which has 11 bits of their 24."
     trace, steps = traced(exercise, make_operands(M, N, K), errors=counts), -(-K // 16)
     for (m, n, _), accesses in trace.programs().items():

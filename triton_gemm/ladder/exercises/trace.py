@@ -193,6 +193,9 @@ def _transposed(mask: Any, addresses: Any, x: torch.Tensor) -> str:
     left = (x.stride(0) - x.shape[1]) // 2
     rows, columns = (offsets + left) // x.stride(0), (offsets + left) % x.stride(0) - left
     right = (rows >= 0) & (rows < x.shape[0]) & (columns >= 0) & (columns < x.shape[1])
+    sizes = (rows < x.shape[1]) & (columns < x.shape[0])
+    if (mask == sizes).all() and not mask.all() and not (mask == right).all():
+        return " The mask has the matrix's height and width exchanged."
     exchanged = mask.ndim == 2 and mask.shape[0] == mask.shape[1] and bool((mask == right.T).all())
     if mask.all() or (mask == right).all() or not (exchanged or (mask == (offsets < x.numel())).all()):
         return ""
