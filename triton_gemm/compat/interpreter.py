@@ -24,8 +24,7 @@ def watching(seen: Callable[[str, tuple[int, int, int], Any, Any, bool], None]) 
     are NumPy arrays of the block's shape; of a dot they are its operands' dtype, as "fp16", and None. other says
     whether masked lanes were given a value; of a dot, whether a GPU rounds its fp32 operands to TF32.
     """
-    import triton
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    from triton.runtime.interpreter import InterpreterBuilder
 
     originals = {name: getattr(InterpreterBuilder, name) for name in (*_CALLS, "set_grid_idx")}
 
@@ -37,9 +36,6 @@ def watching(seen: Callable[[str, tuple[int, int, int], Any, Any, bool], None]) 
             rounds = kind == "dot" and given[0].dtype.scalar.is_fp32() and "IEEE" not in str(given[3])
             touched = str(given[0].dtype.scalar) if kind == "dot" else pointers
             seen(kind, builder.grid_idx, touched, mask, other is not None or rounds)
-            if mask is not None and mask.dtype != bool:  # Triton 3.9 makes int32 of a scalar's, which it then refuses
-                mask = TensorHandle(mask.astype(bool), triton.language.int1)
-                given = tuple(mask if place == places[1] else one for place, one in enumerate(given))
             return originals[name](builder, *given, **named)
 
         return call

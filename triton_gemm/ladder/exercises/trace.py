@@ -207,8 +207,15 @@ def _transposed(mask: Any, addresses: Any, x: torch.Tensor) -> str:
 @contextmanager
 def _blocks_checked(file: str) -> Iterator[None]:
     """Fails where Python asks a block whether it is true, which the interpreter always answers with yes, or makes an
-    index of a fraction, which it cuts off. The compiler refuses both."""
-    patch = interpreter._patch_lang_tensor
+    index of a fraction, which it cuts off. The compiler refuses both. It takes a scalar for a mask; Triton 3.9's
+    interpreter makes an int32 of that, and then wants a bool."""
+    patch, splat = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_splat
+
+    def splat_of_bool(builder: Any, kind: Any, x: Any) -> Any:
+        made = splat(builder, kind, x)
+        if kind.scalar.is_int1():
+            made.data, made.dtype = made.data.astype(bool), kind.scalar
+        return made
 
     def learners() -> bool:
         """Whether a line of the file asks, and not the interpreter itself."""
@@ -233,11 +240,11 @@ def _blocks_checked(file: str) -> Iterator[None]:
         for name, function in (("__bool__", is_true_checked), ("__index__", index_checked)):
             (scope[0].set_attr if scope else setattr)(tensor, name, function)
 
-    interpreter._patch_lang_tensor = patched
+    interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_splat = patched, splat_of_bool
     try:
         yield
     finally:
-        interpreter._patch_lang_tensor = patch
+        interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_splat = patch, splat
 
 
 WHOLE = (
