@@ -32,7 +32,8 @@ def test_a_device_may_be_described() -> None:
     half = triton_gemm.explain(**SQUARE, device=info)
     whole = triton_gemm.explain(**SQUARE, device=device_of_capability((9, 0)))
     assert half.device == "half a Hopper" and whole.device == "sm_90"
-    assert (half.schedule.programs, whole.schedule.programs) == (66, 132)
+    programs = 132 // whole.config.ctas  # of a cluster each, from Triton 3.9 on
+    assert (half.schedule.programs, whole.schedule.programs) == (programs // 2, programs)
 
 
 def test_tensors_of_another_machine_can_be_asked_about() -> None:
