@@ -187,10 +187,10 @@ def beta(exercise: Any, solution: Any) -> None:
     least, most = ((0.7 * product - 1.5 * before + error * sizes).half() for error in (-(2.0**-20), 2.0**-20))
     same = (least <= found) & (found <= most)
     if not same.all():
-        load = "In the interpreter `beta * tl.load(c_ptrs)` has C's dtype: cast the load by `.to(tl.float32)`."
+        load = " In the interpreter `beta * tl.load(c_ptrs)` has C's dtype: cast the load by `.to(tl.float32)`."
         raise WrongError(
             f"with alpha = 0.7 and beta = -1.5 {int((~same).sum())} of {same.numel()} results have other bits: "
-            f"compute `out` in fp32, so that it is rounded once, when it is stored. "
+            f"compute `out` in fp32, so that it is rounded once, when it is stored."
             + load
             * bool(diagnosis(causes.multiplies_a_load, Path(exercise.__file__)))
         )
