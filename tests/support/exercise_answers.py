@@ -25,7 +25,7 @@ UNFILLED = {
     "tiles and 5 programs: some compute 3.",
     "e11_tma": "coordinates count elements, not tiles",
     "e12_swizzle": "take 8 wavefronts",
-    "e13_ring": "nobody goes on: load waits while the phase of `empty` of slot 0 is 0, and it has turned 0 times",
+    "e13_ring": "deadlock: load waits while the phase of `empty` of slot 0 is 0, and it has turned 0 times",
 }
 
 IF = ("rounded = tl.where(x == x, rounded, 0x7FFFE000)", "if x == x:\n        rounded = bits")

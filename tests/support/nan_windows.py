@@ -29,7 +29,7 @@ from triton_gemm.ladder import LADDER, Rung
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 OFFSETS = (0, 1, 2, 3)
-ALIGNED, UNALIGNED = 6, 3  # ways of a product whose operands begin on 16 bytes, and of others
+ALIGNED, UNALIGNED = 6, 3  # variants of a GEMM whose operands are aligned to 16 bytes, and of one whose are not
 OF_RUNGS: Size = (20, 24, 40) if INTERPRETED else (144, 72, 104)
 AT_ONCE = 100  # verdicts that wait on the GPU
 FAR = (

@@ -155,16 +155,14 @@ def multiplies_a_load(path: Path) -> str:
     """The name or the load that is multiplied, if a load that is not cast is; else nothing."""
     file = ast.parse(path.read_bytes())
     is_load = {
-        ast.unparse(node) for node in ast.walk(file) if isinstance(node, ast.Call) and _called(node) == "tl.load"
+        ast.unparse(node)
+        for node in ast.walk(file)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.load"
     }
     sets = (node for node in ast.walk(file) if isinstance(node, ast.Assign) and ast.unparse(node.value) in is_load)
     is_load |= {ast.unparse(node.targets[0]) for node in sets} - {"a", "b"}
     products = (node for node in ast.walk(file) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult))
     return next((x for node in products for x in map(ast.unparse, (node.left, node.right)) if x in is_load), "")
-
-
-def _called(node: ast.Call) -> str:
-    return ast.unparse(node.func)
 
 
 def in_fp64(path: Path) -> str:

@@ -278,7 +278,7 @@ def simulate(
                 for role, (barrier, phase) in waits.items()
             ]
             toward_0 = " Of a negative number `//` and `%` round toward 0, in Triton as in C." * bool(ROUNDED)
-            raise WrongError(f"nobody goes on: {'; '.join(lines)}.{toward_0}")
+            raise WrongError(f"deadlock: {'; '.join(lines)}.{toward_0}")
         last = waits[ready]
         try:
             barrier, phase = waits[ready] = next(roles[ready])

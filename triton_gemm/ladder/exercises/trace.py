@@ -57,7 +57,7 @@ class Access:
 
     kind: str
     program: tuple[int, int, int]
-    operand: str  # its name; of a dot the dtype of what is multiplied, as "fp16"
+    operand: str  # its name; for a dot, the dtype of its operands, such as "fp16"
     addresses: Any  # in bytes, of a block's elements in order, without those that are masked off
     rows: Any  # of the operand's elements there
     columns: Any
